@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import nki.cli.docs
+from documented_kernels import checked, show_source
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_RUN = "<!-- not run -->"
+INTENDED = {"checks.md": ["race"]}  # findings that a page shows on purpose
 FRAMEWORKS = {
     "torch.md": "torch",
     "jax.md": "jax",
@@ -96,13 +98,16 @@ def snippets(text: str) -> str:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_snippet_runs(document, tmp_path, monkeypatch):
+def test_every_snippet_runs_and_its_kernels_pass_nki_check(document, tmp_path, monkeypatch):
     if document.name in FRAMEWORKS:
         pytest.importorskip(FRAMEWORKS[document.name], reason=f"{document.name} needs it installed")
     monkeypatch.chdir(tmp_path)  # files that a snippet writes are removed
     monkeypatch.setenv("TRNBLAS_CACHE_DIR", str(tmp_path))
-    program = compile(snippets(document.read_text()), str(document), "exec", dont_inherit=True)
-    exec(program, {"__name__": "snippet"})
+    text = snippets(document.read_text())
+    program = compile(text, str(document), "exec", dont_inherit=True)
+    show_source(document, text)
+    with checked(document, INTENDED.get(document.name, ())):
+        exec(program, {"__name__": "snippet"})
 
 
 @pytest.mark.tiny

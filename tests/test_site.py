@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import pages
+from documented_kernels import checked, show_source
+from test_docs import snippets
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
@@ -25,10 +27,12 @@ def test_there_are_eight_chapters_and_each_links_to_the_next():
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-def test_a_chapter_shows_what_its_code_prints(chapter, monkeypatch):
+def test_a_chapter_shows_what_its_code_prints_and_its_kernels_pass_nki_check(chapter, monkeypatch):
     monkeypatch.chdir(ROOT)
     relative = chapter.relative_to(ROOT)
-    assert pages.written(relative) == chapter.read_text(), "the page is stale: run `make docs`"
+    show_source(relative, snippets(chapter.read_text()))
+    with checked(relative):
+        assert pages.written(relative) == chapter.read_text(), "the page is stale: run `make docs`"
 
 
 def test_check_reports_a_page_with_wrong_output(tmp_path, capsys):

@@ -3,10 +3,13 @@
 import doctest
 import importlib
 import inspect
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import nkilib
+from documented_kernels import checked
 from nkilib import catalogue
 from support import target
 
@@ -54,7 +57,7 @@ def functions():
 
 
 @pytest.mark.parametrize("kernel", functions(), ids=lambda k: k.name)
-def test_the_example_of_a_docstring_runs(kernel):
+def test_the_example_of_a_docstring_runs_and_passes_nki_check(kernel):
     """Of the kernel's own, or where one serves a family of its module's or of the module's first kernel's."""
     home = inspect.getmodule(kernel.target)
     first = next(other for other in BUILT if other.module == kernel.module)
@@ -64,7 +67,7 @@ def test_the_example_of_a_docstring_runs(kernel):
     known = {"np": np, **vars(home)}
     example = doctest.DocTestParser().get_doctest(texts[0], known, kernel.name, None, 0)
     said: list[str] = []
-    with target("trn2"):
+    with target("trn2"), checked(Path(nkilib.__file__).parent):
         outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert outcome.failed == 0, "".join(said)
 

@@ -1,0 +1,75 @@
+"""Claims of the documents that a number or a list in the code decides."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nki.check.releases import NAMES
+from nki.options import DEFAULT_PLATFORM
+from nkilib import catalogue
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+sys.path.insert(0, str(ROOT))
+
+
+def text(name):
+    return (ROOT / name).read_text()
+
+
+def test_the_readme_counts_the_families_of_the_library_and_names_their_release():
+    families = {kernel.page for kernel in catalogue.kernels() if kernel.is_built and not kernel.is_extension}
+    assert f"the {len(families)} kernel families that AWS documents for Neuron SDK 2.32" in text("README.md")
+
+
+def test_the_page_of_accuracy_counts_what_was_held_back():
+    from benchmarks.accuracy.cases import cases
+
+    held_back = [case.name for case in cases() if case.use == "held back" for _ in case.figures]
+    mamba = [name for name in held_back if "Mamba" in name]
+    assert (len(mamba), len(held_back)) == (6, 9)
+    assert "Six of the nine `held back`" in text("docs/accuracy.md").replace("\n", " ")
+
+
+@nki.jit
+def product(x, columns=512):
+    left, right = nl.ndarray((128, 128), nl.float32), nl.ndarray((128, columns), nl.float32)
+    nisa.memset(left, 0.0)
+    nisa.memset(right, 0.0)
+    nisa.nc_matmul(nl.ndarray((128, columns), nl.float32, buffer=nl.psum), left, right)
+    return x
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("platform", "most"), [("trn1", 512), ("trn2", 512), ("trn3", 4096)])
+def test_the_tutorial_gives_the_limits_of_a_product(platform, most):
+    with nki.options(target=platform):
+        product.trace(nki.TensorSpec((1, 1), "float32"), columns=most)
+        with pytest.raises(nki.NkiError, match=f"limit is {most}|PSUM"):
+            product.trace(nki.TensorSpec((1, 1), "float32"), columns=most + 1)
+    assert "K, M up to 128, N up to 512 (trn3: 4096)" in text("docs/tutorial/4-matmul.md")
+
+
+def test_the_tutorial_says_that_no_engine_of_its_attention_is_busy_for_half_of_the_time():
+    shown = re.search(r"(\d+) us, of which busy: (.*)", text("docs/tutorial/7-attention.md"))
+    assert max(map(int, re.findall(r"\d+", shown[2]))) < int(shown[1]) / 2
+
+
+def test_the_readme_names_the_default_platform():
+    assert f"The platform is `{DEFAULT_PLATFORM}` unless" in text("README.md")
+
+
+def test_the_page_of_portability_lists_every_release():
+    assert re.findall(r"^\| `(aws-[\d.]+)` \| [\d.]+ \|", text("docs/portability.md"), re.M) == list(NAMES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_installs_a_package_that_no_public_index_has(page):
+    assert not re.search(r"pip install (-\S+ )*open-nki\b", page.read_text())
