@@ -26,6 +26,7 @@ from nki.cli.docs import release_page
 from nki.options import RELEASES
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # benchmarks
 SAMPLES = SECTIONS["Releases of AWS's NKI"]
 API = json.loads((ROOT / "tests" / "data" / "documented_api.json").read_text())
 SOURCE = r"notes 0\.\d [A-Z]\w+( [A-Z]\w+)?|stub v2\.\d\d\.0"
@@ -84,6 +85,16 @@ def test_a_name_that_is_not_documented_is_an_extension(module):
     documented = {name for names in API[module].values() for name in names}
     ours = set(importlib.import_module(module).__all__) - documented - {"constants"}
     assert {f"{module}.{name}" for name in ours} <= extensions
+
+
+@pytest.mark.parametrize("module", ["nki.language", "nki.isa", "nki.collectives"])
+def test_the_tables_give_the_documented_parameters_of_the_newest_release(module):
+    from benchmarks.portability import expected
+
+    documented = {name: [p for p, _ in given] for name, given in API[module]["functions"].items()}
+    assert {
+        name: names for name, names in expected(module, RELEASES[-1]).items() if name in documented
+    } == documented
 
 
 def test_an_error_code_belongs_to_a_kind_and_names_its_page():
