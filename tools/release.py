@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 NAME = "open-nki"
-LARGEST = 1_300_000  # bytes of the wheel: source alone, a third of it the kernel library
+LARGEST = 1_400_000  # bytes of the wheel: source alone, a third of it the kernel library
 ROOTS = {"nki", "nkilib", "open_nki", "trnblas"}  # and nki_*: what the wheel may install
 
 
