@@ -410,7 +410,7 @@ def test_the_files_that_a_decorator_is_asked_for_are_written(decorate, tmp_path,
     x = random(4, 4)
     assert (kernel(x) == x).all()
     assert [p.name for p in sessions.programs_of(sessions.read(tmp_path / "k.neff"))] == ["kernel"]
-    assert sessions.read(tmp_path / "k.ntff")["kernels"][0]["figures"]["total_us"] > 0
+    assert sessions.profiles_of(sessions.read(tmp_path / "k.ntff"))[0].total_us > 0
     printed = capsys.readouterr().out
     assert ("p99" in printed and "modelled" in printed) is (decorate is nki.benchmark)
 
