@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +64,14 @@ def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
 
 def mutated(content: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return a copy of plain data with up to three parts removed or replaced by something else."""
-    chosen, copy = random.Random(seed), json.loads(json.dumps(content))
+    chosen, content = random.Random(seed), copy.deepcopy(content)
     for _ in range(chosen.randint(1, 3)):
-        *path, last = chosen.choice(list(places(copy)) or [("format",)])
-        part = copy
+        *path, last = chosen.choice(list(places(content)) or [("format",)])
+        part: Any = content
         for key in path:
             part = part[key]
         if isinstance(part, dict) and chosen.random() < 0.3:
             del part[last]
         else:
-            part[last] = chosen.choice(WRONG)
-    return copy
-
-
-Reader = Callable[[Path], object]
+            part[last] = copy.deepcopy(chosen.choice(WRONG))
+    return content

@@ -1,6 +1,6 @@
 """Run by torchrun: random worlds of as many ranks as there are processes, and what happens when one fails.
 
-`torchrun --nproc-per-node 2 attached_program.py [worlds|fails|mismatch|cut] ...`
+`torchrun --nproc-per-node 2 attached_program.py [worlds|fails|mismatch|late|cut] ...`
 """
 
 from __future__ import annotations
@@ -93,6 +93,16 @@ def mismatch(rank, size):
     except nki.NkiError as problem:
         rows = sum("float32[2, " in note for note in problem.notes)
         say(f"rank {rank}: {problem.kind} with {rows} rows")
+
+
+def late(rank, size):
+    """The last rank comes when the others have given up."""
+    time.sleep(4 if rank == size - 1 else 0)
+    try:
+        with attach(timeout=1):
+            summed(np.zeros((2, 3), np.float32), (tuple(range(size)),))
+    except nki.NkiError as problem:
+        say(f"rank {rank}: {problem.kind} of rank {problem.rank}: {problem.message}")
 
 
 def cut(rank, size):

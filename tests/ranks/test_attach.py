@@ -26,7 +26,7 @@ def torchrun(processes: int, *what: str) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-FOUR, TWO = (4, "worlds", "fails"), (2, "worlds", "mismatch")
+FOUR, TWO = (4, "worlds", "fails"), (2, "worlds", "mismatch", "late")
 
 
 @pytest.mark.parametrize("run", [TWO, FOUR], ids=["two", "four"])
@@ -41,8 +41,13 @@ def test_the_rank_that_fails_is_named_everywhere():
 
 
 def test_a_mismatch_is_told_on_every_rank():
-    said = [line for line in torchrun(*TWO) if "worlds" not in line]
+    said = [line for line in torchrun(*TWO) if "mismatch" in line]
     assert said == [f"rank {r}: collective-mismatch with 2 rows" for r in range(2)]
+
+
+def test_a_rank_that_comes_late_hears_why_the_others_have_ended():
+    said = [line for line in torchrun(*TWO) if "rank-timeout" in line]
+    assert said == [f"rank {r}: rank-timeout of rank 0: rank 1 has not come after 1 s" for r in range(2)]
 
 
 def test_attach_needs_an_initialised_group():

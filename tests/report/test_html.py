@@ -7,7 +7,6 @@ import base64
 import html as html_module
 import json
 import re
-import shutil
 import time
 import zlib
 
@@ -296,30 +295,6 @@ def test_ticks_grow_with_the_run_so_that_32_bits_hold_it():
 
 
 # ---- in the browser ------------------------------------------------------------------------------
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here: apt-get install chromium")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="no Playwright here: pip install playwright"
-    )
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 class Opened:

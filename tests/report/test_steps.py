@@ -74,7 +74,7 @@ def test_a_long_kernel_reports_how_many_steps_are_left_out(monkeypatch):
 
 def test_the_page_is_whole_and_shows_itself_in_a_notebook():
     steps = nki.show(halves)(X)
-    assert "http" not in re.sub(r'"application/json">.*?</script>', "", steps.html(), flags=re.DOTALL)
+    assert "http:" not in re.sub(r'"application/json">.*?</script>', "", steps.html(), flags=re.DOTALL)
     assert steps._repr_html_().startswith("<iframe")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..version import __version__
 from .findings import CheckFinding, relative
@@ -42,7 +44,7 @@ def _result(one: CheckFinding, rule: int) -> dict[str, Any]:
     region: dict[str, Any] = {"startLine": max(1, one.line), "startColumn": max(1, one.column)}
     if one.text:
         region["snippet"] = {"text": one.text}
-    location = {"artifactLocation": {"uri": relative(one.file)}, "region": region}
+    location = {"artifactLocation": {"uri": _uri(one.file)}, "region": region}
     return {
         "ruleId": one.kind,
         "ruleIndex": rule,
@@ -52,6 +54,11 @@ def _result(one: CheckFinding, rule: int) -> dict[str, Any]:
         "partialFingerprints": {"lineText/v1": one.fingerprint},
         "properties": {"kernel": one.kernel, "targets": list(one.targets)},
     }
+
+
+def _uri(file: str) -> str:
+    path = relative(file)
+    return Path(path).as_uri() if Path(path).is_absolute() else quote(path)
 
 
 def full_text(one: CheckFinding) -> str:

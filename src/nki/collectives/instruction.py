@@ -39,6 +39,7 @@ class Collective(DmaInstruction):
     state = (State.peer, State.ranks)
     cost_formula = "hops x collective_hop_ns + bytes / collective_link_gbs, + the DMA of its operands"
     cost_source = "spec/machine.md 11"
+    fixed_sizes = True  # every member sends as many bytes
 
     if TYPE_CHECKING:
         replica_group: ReplicaGroup
@@ -158,11 +159,36 @@ class Collective(DmaInstruction):
         head = {"same": self.agreement(), "rank": world.rank, "core": core.index, "line": str(self.site)}
         shown = f"{self.shown()} of ranks {', '.join(map(str, members))}"
         parts = world.meet(members, lane, shown, str(self.site), pack(head, sent))
-        received = parts.once("unpacked", lambda: [unpack(part) for part in parts])
-        parts.once("agreed", lambda: self._check_agreement([h for h, _ in received]))
         ascending = sorted(members)
+        received = parts.once("unpacked", lambda: list(map(self._unpacked, parts, ascending)))
+        parts.once("agreed", lambda: self._check_agreement([h for h, _ in received]))
+        for (_, arrays), member in zip(received, ascending, strict=True):
+            self._check_arrays(arrays, sent, member)
         arrays = [received[ascending.index(member)][1] for member in members]
         self.receive(world.rank, members, Received(parts, [a.dtype for a in sent], arrays))
+
+    def _unpacked(self, part: np.ndarray, member: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+        try:
+            return unpack(part)
+        except ValueError as problem:
+            raise self._wrong_message(member, str(problem)) from None
+
+    def _check_arrays(self, arrays: list[np.ndarray], sent: list[np.ndarray], member: int) -> None:
+        """Check that a member sent as many arrays as this rank, of equal sizes unless counts decide it."""
+        got, own = [array.nbytes for array in arrays], [array.nbytes for array in sent]
+        fixed = 0 if self.fixed_sizes else 1
+        if len(got) != len(own) or got[fixed:] != own[fixed:] or got[0] % sent[0].itemsize:
+            raise self._wrong_message(member, f"arrays of {got} bytes, not {own}")
+
+    def _wrong_message(self, member: int, why: str) -> Exception:
+        problem = error(
+            "rank-lost",
+            f"{self.public}: a rank sent what is no message of this call: {why}",
+            help="use one version of Open NKI on all ranks",
+            site=self.site,
+        )
+        problem.rank = member
+        return problem
 
     def shown(self) -> str:
         name = self.dst.storage.name or "a tensor"

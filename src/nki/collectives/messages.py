@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ..files import Form, as_object, parse_json
+
+HEAD: Form = {"same": str, "rank": int, "core": int, "line": str, "sizes": list}
 ALIGNED = 64  # bytes: where each array begins
 
 
 def pack(head: Mapping[str, object], arrays: list[np.ndarray]) -> np.ndarray:
-    """A flat uint8 array; the arrays are copied, so that their owner may go on."""
+    """Return a flat uint8 array; the arrays are copied, so that their owner may go on."""
     text = json.dumps({**head, "sizes": [array.nbytes for array in arrays]}).encode()
     starts = [_up(8 + len(text))]
     for array in arrays:
@@ -31,11 +34,17 @@ def pack(head: Mapping[str, object], arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The head and the bytes of each array, not copied."""
+    """Return the head and the bytes of each array, not copied; ValueError if they are not there."""
+    if packed.nbytes < 8:
+        raise ValueError(f"a message of {packed.nbytes} bytes")
     length = int(packed[:8].view(np.uint64)[0])
-    head = json.loads(packed[8 : 8 + length].tobytes())
+    if length > packed.nbytes - 8:
+        raise ValueError(f"a head of {length} bytes")
+    head = as_object(parse_json(packed[8 : 8 + length].tobytes()), HEAD)
     arrays, start = [], _up(8 + length)
     for size in head["sizes"]:
+        if type(size) is not int or not 0 <= size <= packed.nbytes - start:
+            raise ValueError(f"an array of {size} bytes")
         arrays.append(packed[start : start + size])
         start = _up(start + size)
     return head, arrays

@@ -64,6 +64,7 @@ class AllGatherV(Collective):
     """Flat buffers of elements; rows of the metadata: send count, send displacement, receive counts."""
 
     public = "all_gather_v"
+    fixed_sizes = False  # the metadata has the counts
 
     dst: Out
     src: In
@@ -149,7 +150,10 @@ class AllGatherV(Collective):
             self._apart(taken, start, end)
             counts.append(count)
             if count:
-                self.land(dst[start:end], received.array(index)[first : first + count])
+                data = received.array(index)[first : first + count]
+                if data.size != count:
+                    raise self._wrong_message(sender, f"{data.size} elements, its metadata has {count}")
+                self.land(dst[start:end], data)
         if not self.recv_counts_known:
             writing(self._row(RECV_COUNTS))[...] = np.asarray(counts, np.uint32)
 

@@ -109,7 +109,7 @@ class Program:
         return f"<Program {self.name}: {len(self):,} instructions for {self.machine.name}{cores}>"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from ..markup import escape
 
         text = escape(self.text(constants=False))
         return f"<details><summary>{escape(repr(self))}</summary><pre>{text}</pre></details>"

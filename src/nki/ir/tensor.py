@@ -123,7 +123,7 @@ class NkiTensor(View):
         return f"{text}\n{core.values(self)}"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from ..markup import escape
 
         return f"<pre>{escape(repr(self))}</pre>"
 

@@ -62,7 +62,7 @@ class Run:
         return self.count()
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from ..markup import escape
 
         counts = self.statistics
         peaks = f"{counts.sbuf_peak_bytes:,}, {counts.psum_peak_bytes:,}"

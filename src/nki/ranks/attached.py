@@ -5,10 +5,8 @@ Bytes travel between processes through the given gloo group. Only this module im
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import datetime
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import error
+from ..errors import NkiError, error
 from ..launch.world import Rendezvous, World, attached
-from .errors import first_of, packed, raised_on, unpacked
+from .errors import first_of, packed, raised_on, unpacked, wrong_record
+from .records import LARGEST as LARGEST_RECORD
+from .records import Failed, dumps, loads
 
 BYTES, FAILED = 0, 1  # what a message is
+LARGEST = 1 << 40  # bytes of a message: more than any memory
 TIMEOUT_S = 300.0
 SEND_FAILURE_S = 0.2  # until a message has left this process, which may be about to end
 STORE_S = 2.0  # for the store, which may be on a host that cannot be reached any more
@@ -76,30 +77,35 @@ class GlooWorld(World):
 
     def exchange(self, key: Rendezvous, data: np.ndarray) -> Sequence[np.ndarray]:
         others = [rank for rank in key.members if rank != self.rank]
-        sends = [work for rank in others for work in self._send(rank, BYTES, key.number, data)]
+        sends = []
+        for rank in others:
+            with self._reaching(rank, key):
+                sends += self._send(rank, BYTES, key.number, data)
         received = {self.rank: data}
         problems: dict[int, Exception] = {}
         for rank in others:
-            kind, content = self._receive(rank, key)
+            with self._reaching(rank, key):
+                kind, content = self._receive(rank)
             if kind == FAILED:
-                packed_failure = pickle.loads(content.tobytes())
-                problems[rank] = unpacked(packed_failure, rank)
+                problems[rank] = _failure(content.tobytes(), rank)
             received[rank] = content
         if problems:
             raise first_of(problems)
         for rank, work, _ in sends:
-            self._wait(work, rank, key)
+            with self._reaching(rank, key):
+                self._wait(work)
         return [received[rank] for rank in key.members]
 
     def send_failure(self, problem: Exception) -> None:
         """Send the failure to ranks that wait for this one, and store it for ranks that come late."""
-        packed_failure = np.frombuffer(pickle.dumps(packed(problem)), np.uint8)
-        stored = base64.b64encode(pickle.dumps((self.rank, packed(problem)))).decode()
-        _in_time(lambda: self.store.compare_set(self.key, "", stored))
+        failed = packed(problem)
+        named = failed if failed.rank is not None else failed._replace(rank=self.rank)
+        record = np.frombuffer(dumps(named), np.uint8)
+        _in_time(lambda: self.store.compare_set(self.key, "", record.tobytes().decode()))
         for rank in range(self.size):
             if rank != self.rank:
                 with contextlib.suppress(Exception):
-                    _pending_sends.extend(self._send(rank, FAILED, 0, packed_failure))
+                    _pending_sends.extend(self._send(rank, FAILED, 0, record))
         time.sleep(SEND_FAILURE_S)  # a wait that times out would close the connections
 
     # ---- messages --------------------------------------------------------------------------------
@@ -113,14 +119,16 @@ class GlooWorld(World):
         send = self.distributed.isend
         return [(rank, send(t, target, group=self.group, tag=self.tag), t) for t in (head, body)]
 
-    def _receive(self, rank: int, key: Rendezvous) -> tuple[int, np.ndarray]:
+    def _receive(self, rank: int) -> tuple[int, np.ndarray]:
         import torch
 
         head = torch.empty(3, dtype=torch.int64)
-        self._wait(self._irecv(head, rank), rank, key)
+        self._wait(self._irecv(head, rank))
         kind, size, _ = head.tolist()
+        if kind not in (BYTES, FAILED) or not 0 <= size <= (LARGEST if kind == BYTES else LARGEST_RECORD):
+            raise wrong_record(rank, f"kind {kind} of {size} bytes")
         body = torch.empty(size, dtype=torch.uint8)
-        self._wait(self._irecv(body, rank), rank, key)
+        self._wait(self._irecv(body, rank))
         return kind, body.numpy()
 
     def _irecv(self, tensor: Any, rank: int) -> Any:
@@ -129,22 +137,26 @@ class GlooWorld(World):
     def _global(self, rank: int) -> int:
         return rank if self.group is None else self.distributed.get_global_rank(self.group, rank)
 
-    def _wait(self, work: Any, rank: int, key: Rendezvous) -> None:
+    def _wait(self, work: Any) -> None:
+        work.wait(datetime.timedelta(seconds=self.timeout))
+
+    @contextlib.contextmanager
+    def _reaching(self, rank: int, key: Rendezvous) -> Iterator[None]:
+        """Explain gloo's errors: a rank that comes late finds connections of others that have ended."""
         try:
-            work.wait(datetime.timedelta(seconds=self.timeout))
+            yield
+        except NkiError:
+            raise
         except RuntimeError as problem:
             raise self._lost(rank, key, str(problem)) from None
 
-    def _first_failure(self) -> Exception | None:
+    def _first_failure(self, rank: int) -> Exception | None:
         """Return the failure that a rank stored before its connections were lost."""
         failure = _in_time(lambda: self.store.get(self.key) if self.store.check([self.key]) else None)
-        if failure is None:
-            return None
-        rank, packed_failure = pickle.loads(base64.b64decode(failure))
-        return unpacked(packed_failure, rank)
+        return None if failure is None else _failure(failure, rank)
 
     def _lost(self, rank: int, key: Rendezvous, text: str) -> Exception:
-        failure = self._first_failure()
+        failure = self._first_failure(rank)
         if failure is not None:
             return failure
         notes = [f"rank {self.rank} waits for {key.what} at {key.line}"]
@@ -161,6 +173,15 @@ class GlooWorld(World):
             notes=[*notes, text.strip().splitlines()[0][:100]],
             help=f"look at the output of rank {rank}",
         )
+
+
+def _failure(content: bytes, sender: int) -> Exception:
+    """Return the error that a rank sent or stored."""
+    try:
+        failed = loads(content, Failed)
+        return unpacked(failed, sender if failed.rank is None else failed.rank)
+    except ValueError as problem:
+        return wrong_record(sender, problem)
 
 
 def _in_time(ask: Callable[[], object]) -> Any:

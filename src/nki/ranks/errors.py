@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
+import re
 import traceback
 from typing import Any
 
 from ..errors import NkiError, SourceLine, error_class
+from .records import Failed, built_in, plain_exception
 
 
 def raised_on(problem: Exception, rank: int) -> Exception:
@@ -19,45 +20,56 @@ def raised_on(problem: Exception, rank: int) -> Exception:
     return problem
 
 
-def packed(problem: BaseException) -> dict[str, Any]:
-    """An error as data for another process."""
+def packed(problem: Exception) -> Failed:
+    """Return an error as a record for another process."""
     if isinstance(problem, NkiError):
-        site = problem.site
-        line = None if site is None else (site.filename, site.lineno, site.text, site.function)
-        return {
-            "kind": problem.key,
-            "message": problem.message,
-            "notes": list(problem.notes),
-            "help": problem.help,
-            "line": line,
-            "rank": problem.rank,
-        }
+        line = line_of(problem.site)
+        rank, key = problem.rank, problem.key
+        return Failed(rank, key, "", [problem.message], problem.notes, problem.help, line, "")
     shown = "".join(traceback.format_exception(problem))
-    try:
-        return {"pickled": pickle.dumps(problem), "shown": shown}
-    except Exception:
-        return {"shown": shown}
+    return Failed(None, "", *plain_exception(problem), [], None, None, shown)
 
 
-def unpacked(data: dict[str, Any], rank: int) -> Exception:
-    """The error of another process."""
-    if "kind" in data:
-        site: Any = SourceLine(*data["line"]) if data["line"] else None
-        found = error_class(data["kind"])(data["message"], notes=data["notes"], help=data["help"], site=site)
-        found.rank = rank if data["rank"] is None else data["rank"]
-        return found
-    try:
-        problem = pickle.loads(data["pickled"])
-        assert isinstance(problem, Exception)
-    except Exception:
-        problem = RuntimeError(data["shown"].strip().splitlines()[-1])
-    if hasattr(problem, "add_note"):
-        problem.add_note(f"raised on rank {rank}:\n{data['shown']}")
-    return problem
+def unpacked(failed: Failed, rank: int) -> Exception:
+    """Return the error of another process; `rank` is the one that sent it."""
+    if not failed.kind:
+        problem = built_in(failed.type, failed.args)
+        if hasattr(problem, "add_note"):
+            problem.add_note(f"raised on rank {rank}:\n{failed.shown}")
+        return problem
+    if not re.fullmatch(r"[a-z0-9-]{1,40}", failed.kind):
+        raise ValueError("no kind of error")
+    message, site = " ".join(map(str, failed.args)), source_line(failed.line)
+    found = error_class(failed.kind)(message, notes=failed.notes, help=failed.help, site=site)
+    found.rank = rank if failed.rank is None else failed.rank
+    return found
+
+
+def line_of(site: Any) -> list[str | int] | None:
+    """Return a place in the user's code as plain data."""
+    return None if site is None else [site.filename, site.lineno, site.text, site.function]
+
+
+def source_line(line: Any) -> Any:
+    """Return the place that `line_of` described; ValueError if it describes none."""
+    if line is None:
+        return None
+    if not isinstance(line, list) or [type(part) for part in line] != [str, int, str, str]:
+        raise ValueError("no line of a file")
+    return SourceLine(*line)
+
+
+def wrong_record(rank: int, problem: object) -> Exception:
+    """Return the error for a rank that sent what is no message of a rank."""
+    found = error_class("rank-lost")(
+        f"it sent what is no message: {problem}", help="use one version of Open NKI on all ranks"
+    )
+    found.rank = rank
+    return found
 
 
 def first_of(problems: dict[int, Exception]) -> Exception:
-    """The error of the lowest rank, with those of the others as notes."""
+    """Return the error of the lowest rank, with those of the others as notes."""
     lowest = min(problems)
     first = problems[lowest]
     for rank in sorted(problems):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import signal
 import sys
 import warnings
@@ -18,9 +17,10 @@ from ..backends.fused.threads import available
 from ..ir.tree import map_tree
 from ..kernel.kernel import Kernel
 from ..launch.world import Rendezvous, World, attached
-from .errors import packed
+from .errors import line_of, packed
 from .inputs import CallOf, is_tensor
 from .memory import Arena, Mapped
+from .records import Arrived, Failed, Finished, Proceed, TreeWriter, array_head, dumps, loads
 
 PR_SET_PDEATHSIG = 1
 
@@ -40,10 +40,12 @@ class ProcessWorld(World):
     def exchange(self, key: Rendezvous, data: np.ndarray) -> Sequence[np.ndarray]:
         start = self.arena.put(self.sent, data)
         self.sent += 1
-        self.pipe.send(("exchange", (key, start, data.nbytes)))
-        places, free = self.pipe.recv()  # EOFError: the parent has gone
-        self.arena.free(free)
-        return [self.others[rank].bytes(begin, size) for rank, begin, size in places]
+        members = list(key.members)
+        place = Arrived(members, key.lane, key.number, key.what, key.line, start, data.nbytes)
+        self.pipe.send_bytes(dumps(place))
+        go = loads(self.pipe.recv_bytes(), Proceed)  # EOFError: the parent has gone
+        self.arena.free(go.free)
+        return [self.others[rank].bytes(begin, size) for rank, begin, size in go.places]
 
 
 def run_member(kernel: Kernel, call: CallOf, rank: int, files: list[int], pipe: Connection) -> NoReturn:
@@ -54,32 +56,35 @@ def run_member(kernel: Kernel, call: CallOf, rank: int, files: list[int], pipe: 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends us
         world = ProcessWorld(rank, files, pipe)
         os.environ.setdefault("OPEN_NKI_THREADS", str(max(1, available() // world.size)))
+        record: Finished | Failed
         try:
             with attached(world), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the parent shows it, once for all ranks
-                message: tuple[str, Any] = ("done", _outcome(kernel, call, world))
+                record = _outcome(kernel, call, world)
         except Exception as problem:
-            message = ("failed", packed(problem))
+            record = packed(problem)
         sys.stdout.flush()
         sys.stderr.flush()
-        pipe.send(message)
+        pipe.send_bytes(dumps(record))
         code = 0
     finally:
         os._exit(code)
 
 
-def _outcome(kernel: Kernel, call: CallOf, world: ProcessWorld) -> dict[str, Any]:
-    """The result of the rank, its arrays in shared memory."""
-    given = tensors_of(call)
+def _outcome(kernel: Kernel, call: CallOf, world: ProcessWorld) -> Finished:
+    """Return the result of the rank; its arrays are in shared memory."""
+    given, tree = tensors_of(call), TreeWriter()
     run = kernel.run(*call.args, **call.kwargs)
-    written = {i: t for i, t in enumerate(given) if any(t is w for w in run.written)}
-    buffers: list[pickle.PickleBuffer] = []
-    content = pickle.dumps((run.result, written, run.diagnostics), protocol=5, buffer_callback=buffers.append)
-    places = []
-    for number, buffer in enumerate(buffers):
-        raw = np.frombuffer(buffer.raw(), np.uint8)
-        places.append((world.arena.put(-1 - number, raw), raw.nbytes))
-    return {"content": content, "places": places}
+    result = tree.write(run.result)
+    written = [[i, tree.write(t)] for i, t in enumerate(given) if any(t is w for w in run.written)]
+    diagnostics = [
+        [d.kind, d.message, d.notes, d.help, line_of(d.site), d.core, d.before] for d in run.diagnostics
+    ]
+    arrays = []
+    for number, array in enumerate(tree.arrays):
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        arrays.append(array_head(array, world.arena.put(-1 - number, raw)))
+    return Finished(result, written, diagnostics, arrays)
 
 
 def tensors_of(call: CallOf) -> list[Any]:

@@ -28,9 +28,15 @@ class Mapped:
 
     def bytes(self, start: int, size: int) -> np.ndarray:
         """A part of it, not copied."""
+        if size == 0:
+            return np.empty(0, np.uint8)
         if self.map is None or len(self.map) < start + size:  # old views keep the old mapping
             self.map = mmap.mmap(self.file, os.fstat(self.file).st_size, mmap.MAP_SHARED | POPULATED)
         return np.frombuffer(self.map, np.uint8, size, start)
+
+    def array(self, dtype: np.dtype, shape: list[int], start: int, size: int) -> np.ndarray:
+        """An array of it, not copied."""
+        return self.bytes(start, size).view(dtype).reshape(shape)
 
 
 class Arena:

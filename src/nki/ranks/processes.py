@@ -7,7 +7,6 @@ that was killed is named. Bytes lie in memory that the processes share.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import time
@@ -15,17 +14,19 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from ..errors import SourceLine, error, error_class
+from ..errors import error, error_class
+from ..ir.items import Diagnostic
 from ..ir.tree import map_tree
 from ..kernel.arrays import NumpyFramework, framework_of
 from ..kernel.kernel import Kernel
 from ..launch.diagnostics import show
 from ..launch.scheduler import table
 from ..launch.world import Rendezvous
-from .errors import first_of, unpacked
+from .errors import first_of, source_line, unpacked, wrong_record
 from .inputs import CallOf, is_tensor
 from .member import run_member, tensors_of
 from .memory import Mapped, unnamed_file
+from .records import LARGEST, Arrived, Failed, Finished, Proceed, TreeReader, described, dumps, loads
 
 GRACE_S = 0.2  # for ranks that are about to fail by themselves, so that the lowest one is named
 
@@ -42,7 +43,7 @@ class Member:
     at: tuple[int, int] = (0, 0)  # start and size of what it sent
     sent: int = 0
     unread: dict[int, set[int]] = field(default_factory=dict)  # who may still read the n-th message
-    outcome: dict[str, Any] | None = None
+    outcome: Finished | None = None
     problem: Exception | None = None
     reaped: bool = False
 
@@ -133,33 +134,35 @@ class _Watch:
             if member.ended:  # found lost while another one was answered
                 continue
             try:
-                message = member.pipe.recv()
+                self._heard(member, loads(member.pipe.recv_bytes(LARGEST), Arrived, Failed, Finished))
             except (EOFError, OSError):
                 member.problem = _lost(member)
-                continue
-            self._heard(member, message)
+            except ValueError as problem:
+                member.problem = wrong_record(member.rank, problem)
 
-    def _heard(self, member: Member, message: tuple[str, Any]) -> None:
+    def _heard(self, member: Member, record: Arrived | Failed | Finished) -> None:
         for other in self.members:  # whatever was sent to it before, it has read
             for unread in other.unread.values():
                 unread.discard(member.rank)
-        what, content = message
-        if what == "failed":
-            member.problem = unpacked(content, member.rank)
-        elif what == "done":
-            member.outcome = content
+        if isinstance(record, Failed):
+            member.problem = unpacked(record, member.rank)
+        elif isinstance(record, Finished):
+            member.outcome = record
         else:
-            self._arrived(member, content)
+            self._arrived(member, record)
 
-    def _arrived(self, member: Member, content: tuple[Rendezvous, int, int]) -> None:
-        rendezvous, start, size = content
+    def _arrived(self, member: Member, record: Arrived) -> None:
+        members, lane, number, what, line, start, size = record
+        if member.rank not in members or not set(members) <= set(range(len(self.members))):
+            raise ValueError(f"ranks {members}")
+        rendezvous = Rendezvous(tuple(members), lane, number, what, line)
         member.waits, member.at = rendezvous, (start, size)
         here = self.arrived.setdefault(rendezvous, set())
         here.add(member.rank)
         if len(here) < len(rendezvous.members) or any(self.members[r].problem for r in rendezvous.members):
             return
         del self.arrived[rendezvous]
-        places = [(rank, *self.members[rank].at) for rank in rendezvous.members]
+        places = [[rank, *self.members[rank].at] for rank in rendezvous.members]
         for rank in rendezvous.members:
             one = self.members[rank]
             one.waits = None
@@ -169,7 +172,7 @@ class _Watch:
             one.unread[one.sent] = set(rendezvous.members) - {rank}
             one.sent += 1
             try:
-                one.pipe.send((places, free))
+                one.pipe.send_bytes(dumps(Proceed(places, free)))
             except OSError:
                 one.problem = _lost(one)
 
@@ -215,17 +218,29 @@ def _end(members: list[Member]) -> None:
         os.close(member.file)
 
 
-def _result(member: Member, call: CallOf) -> Any:
-    """What a rank returned, in the caller's framework; what it wrote goes to the caller's tensors."""
+def _read(member: Member, tensors: int) -> tuple[Any, list[tuple[int, Any]], list[Diagnostic]]:
+    """Read what a rank returned, what it wrote to its tensors by their index, and its diagnostics."""
     assert member.outcome is not None
     outcome, mapped = member.outcome, Mapped(member.file)
-    buffers = [mapped.bytes(start, size) for start, size in outcome["places"]]
-    returned, written, diagnostics = pickle.loads(outcome["content"], buffers=buffers)
-    for diagnostic in diagnostics:
-        if isinstance(diagnostic.site, (SourceLine, type(None))):
-            show(diagnostic)
+    try:
+        tree = TreeReader([mapped.array(*described(head)) for head in outcome.arrays])
+        written = [(range(tensors)[index], tree.read(array)) for index, array in outcome.written]
+        diagnostics = [
+            Diagnostic(kind, message, notes, help, source_line(line), core, before)
+            for kind, message, notes, help, line, core, before in outcome.diagnostics
+        ]
+        return tree.read(outcome.result), written, diagnostics
+    except (ValueError, TypeError, OverflowError, IndexError) as problem:
+        raise wrong_record(member.rank, problem) from None
+
+
+def _result(member: Member, call: CallOf) -> Any:
+    """What a rank returned, in the caller's framework; what it wrote goes to the caller's tensors."""
     given = tensors_of(call)
-    for index, array in written.items():
+    returned, written, diagnostics = _read(member, len(given))
+    for diagnostic in diagnostics:
+        show(diagnostic)
+    for index, array in written:
         framework = framework_of(given[index])
         framework.write_back(given[index], array, given, "run_ranks")
     like = next((t for t in given if framework_of(t) is not NumpyFramework), None)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-from string import Template
-
+from ..markup import escape, fill, frame, policy
 from .figures import Figures, Profiled, figures
-from .html import asset, compose, engine_name, time
+from .html import asset, compose, engine_name, script, time
 from .text import compared, which_is_faster
 
 
@@ -16,11 +14,13 @@ def both(a: Profiled, b: Profiled) -> str:
     of_a, of_b = (f for _, f in profiles.values())
     frames = "".join(
         f"<details open><summary>{letter}: {escape(described(f))}</summary>"
-        f'<iframe title="{escape(p.kernel)}" sandbox="allow-scripts" '
-        f'srcdoc="{escape(compose(f, p.timeline))}"></iframe></details>'
+        f"{frame(p.kernel, compose(f, p.timeline))}</details>"
         for letter, (p, f) in profiles.items()
     )
-    return Template(asset("compare.html")).substitute(
+    return fill(
+        asset("compare.html"),
+        policy=policy(asset("compare.js"), script()),
+        script=asset("compare.js"),
         title=escape(f"{a.kernel} and {b.kernel}"),
         style=asset("page.css"),
         faster=escape(which_is_faster(of_a, of_b)),

@@ -5,14 +5,12 @@ The parts in `page/` are put together here, with the figures as HTML and the tim
 
 from __future__ import annotations
 
-import json
 import linecache
 from collections.abc import Iterable, Mapping
 from functools import cache
-from html import escape
 from importlib.resources import files as package_files
-from string import Template
 
+from ..markup import escape, fill, frame, policy, script_data
 from ..timing.timeline import Timeline
 from .figures import Figures, Profiled, figures
 from .packed import Files, pack
@@ -26,6 +24,7 @@ SCRIPTS = (
 )
 EMBEDDED_HEIGHT = 780
 MOST_PLACES = 12
+MOST_LINES = 20_000  # of a source that is not at hand
 
 
 def page(profile: Profiled) -> str:
@@ -34,11 +33,9 @@ def page(profile: Profiled) -> str:
 
 
 def embedded(profile: Profiled) -> str:
-    """The page inside a frame, for notebooks."""
-    return (
-        f'<iframe title="{escape(profile.kernel)}: modelled run" sandbox="allow-scripts" '
-        f'style="width:100%;height:{EMBEDDED_HEIGHT}px;border:0" srcdoc="{escape(page(profile))}"></iframe>'
-    )
+    """Return the page inside a frame, for notebooks."""
+    style = f"width:100%;height:{EMBEDDED_HEIGHT}px;border:0"
+    return frame(f"{profile.kernel}: modelled run", page(profile), style)
 
 
 def compose(f: Figures, timeline: Timeline) -> str:
@@ -55,7 +52,7 @@ def compose(f: Figures, timeline: Timeline) -> str:
         "cores": len(timeline.cores),
         "layout": packed.layout,
         **packed.table,
-        "files": [source(path) for path in files.paths],
+        "files": [source(path, files.named.get(path)) for path in files.paths],
         "lines": [
             {**line, "file": files.paths(line["file"]), "source": ""} for line in f["lines"] if line["file"]
         ],
@@ -63,7 +60,9 @@ def compose(f: Figures, timeline: Timeline) -> str:
         "roofs": roofs(timeline),
     }
     opened = "findings" if f["findings"] or f["diagnostics"] else "engines"
-    return Template(asset("page.html")).substitute(
+    return fill(
+        asset("page.html"),
+        policy=policy(script()),
         title=escape(f"{f['kernel']} on {f['target']}: {time(f['total_us'])}"),
         style=asset("page.css"),
         kernel=escape(f["kernel"]),
@@ -75,10 +74,16 @@ def compose(f: Figures, timeline: Timeline) -> str:
         findings=findings(f),
         engines=engines(f),
         assumptions=assumptions(f),
-        profile=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        profile=script_data(data),
         columns=packed.blob,
-        script='"use strict";\n' + "\n".join(asset(f"{name}.js") for name in SCRIPTS.split()),
+        script=script(),
     )
+
+
+@cache
+def script() -> str:
+    """Return the program of a page."""
+    return '"use strict";\n' + "\n".join(asset(f"{name}.js") for name in SCRIPTS.split())
 
 
 def time(us: float) -> str:
@@ -90,9 +95,17 @@ def asset(name: str) -> str:
     return (package_files(__package__) / "page" / name).read_text("utf-8")
 
 
-def source(path: str) -> Figures:
-    """A file of the user's, as far as its text is at hand."""
-    lines = [line.rstrip("\n") for line in linecache.getlines(path)]
+def source(path: str, named: Mapping[int, str] | None) -> Figures:
+    """Return a file of the user's as far as its text is at hand.
+
+    `named` has the lines that a program read from a file brings along. Such a program may name any file: its
+    lines are shown, and no file is read for it.
+    """
+    if named is None:
+        lines = [line.rstrip("\n") for line in linecache.getlines(path)]
+    else:
+        last = min(max(named, default=0), MOST_LINES)
+        lines = [named.get(number, "") for number in range(1, last + 1)]
     return {"name": path.rsplit("/", 1)[-1], "path": path, "lines": lines}
 
 

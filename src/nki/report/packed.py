@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import Site
+from ..errors import Site, SourceLine
 from ..ir.storage import Storage
 from ..machine.memories import PSUM, SBUF
 from ..timing.names import QUEUES, TileNames
@@ -56,15 +56,18 @@ class Files:
     def __init__(self) -> None:
         self.paths = Names()
         self.places: dict[tuple, tuple[int, int]] = {}
+        self.named: dict[str, dict[int, str]] = {}  # lines that came with a program, by file
         self.tile_name = TileNames()
 
-    def place(self, site: Site | None) -> tuple[int, int]:
+    def place(self, site: Site | SourceLine | None) -> tuple[int, int]:
         """(number of the file, line); (-1, 0) when unknown."""
         if site is None:
             return -1, 0
         key = site.key
         if key not in self.places:
             self.places[key] = (self.paths(site.filename), site.lineno)
+            if isinstance(site, SourceLine):
+                self.named.setdefault(site.filename, {})[site.lineno] = site.text
         return self.places[key]
 
     def owner(self, tile: Storage) -> tuple[str, int, int]:

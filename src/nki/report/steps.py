@@ -6,12 +6,9 @@ run, with `values` to look at what was written.
 
 from __future__ import annotations
 
-import json
 import linecache
 import re
 from collections.abc import Callable
-from html import escape
-from importlib.resources import files
 from math import prod
 from typing import Any
 
@@ -22,6 +19,8 @@ from ..ir.instruction import Instruction
 from ..ir.storage import Storage
 from ..ir.view import View
 from ..machine.memories import PSUM, SBUF
+from ..markup import escape, fill, frame, policy, script_data
+from .html import asset
 
 MOST_STEPS = 2000  # of a page; the rest is counted
 MOST_VALUES = 1024  # elements of a view whose values are shown
@@ -76,13 +75,12 @@ class Steps:
             "steps": self.steps,
             "sources": {name: _source(name, lines) for name, lines in self._lines.items() if name},
         }
-        text = (files(__package__) / "page" / "steps.html").read_text(encoding="utf-8")
-        plain = json.dumps(data).replace("</", "<\\/")
-        return text.replace("{{kernel}}", escape(self.name)).replace("{{data}}", plain)
+        script = asset("steps.js")
+        parts = {"kernel": escape(self.name), "data": script_data(data), "script": script}
+        return fill(asset("steps.html"), policy=policy(script), **parts)
 
     def _repr_html_(self) -> str:
-        style = "width:100%;height:640px;border:0"
-        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html())}"></iframe>'
+        return frame(f"{self.name}, step by step", self.html(), "width:100%;height:640px;border:0")
 
 
 def _engine(instruction: Instruction) -> str:

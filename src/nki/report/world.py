@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ..ir.transfer_instruction import TransferInstruction
+from ..markup import escape, frame, policy
 from .figures import Figures
 from .html import page as page_of_rank
+from .html import script
 
 
 def figures(world: Any) -> Figures:
@@ -73,14 +74,10 @@ def _assumed(world: Any) -> list[tuple[str, ...]]:
 
 def page(world: Any) -> str:
     """The pages of the ranks one below the other, each under its own heading; equal ranks once."""
-    text = summary(world).replace("&", "&amp;").replace("<", "&lt;")
-    parts = [f"<!doctype html><meta charset=utf-8><title>{world.kernel}</title><pre>{text}</pre>"]
+    head = f"<!doctype html><meta charset=utf-8>{policy(script())}<title>{escape(world.kernel)}</title>"
+    parts = [f"{head}<pre>{escape(summary(world))}</pre>"]
     profiles = world.ranks if world.starts_us is not None else world.ranks[:1]
     for rank, profile in enumerate(profiles):
         who = f"rank {rank}" if len(profiles) > 1 else f"ranks 0 to {len(world.ranks) - 1}, all equal"
-        inner = page_of_rank(profile).replace("&", "&amp;").replace('"', "&quot;")
-        parts.append(
-            f"<h2>{who}</h2><iframe style='width:100%;height:90vh;border:0' "
-            f'title="{who}" srcdoc="{inner}"></iframe>'
-        )
-    return re.sub(r"\s+$", "", "\n".join(parts)) + "\n"
+        parts.append(f"<h2>{who}</h2>{frame(who, page_of_rank(profile), 'width:100%;height:90vh;border:0')}")
+    return "\n".join(parts) + "\n"
