@@ -1,0 +1,317 @@
+"""Grading: trace a submission in a sandbox, run its Programs on inputs, compare, and price."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nki.errors import error
+from nki.machine import dtypes
+
+from .roles import messages, send
+from .sandbox import Answer, Child
+from .task import Case, Samples, Task, load_task
+from .verdict import CaseVerdict, Mismatch, Verdict, compare
+
+WHY = {
+    "time": "stopped after {seconds:g} s",
+    "output": "stopped: it wrote more than {output:,} bytes",
+}
+LARGEST_SOURCE = 4 << 20
+NAMES = 200  # characters of a message that a table shows
+
+
+class References:
+    """The expected results of a task, computed once for each case and seed."""
+
+    def __init__(self, task: Task, secret: int | None = None):
+        self.task = task
+        rng = np.random.default_rng(secrets.randbits(63) if secret is None else secret)
+        hidden = [int(n) for n in rng.integers(1 << 32, 1 << 62, task.hidden_seeds)]
+        self.seeds = [*task.visible_seeds, *hidden]
+        self._of = lru_cache(maxsize=64)(self._compute)
+
+    def is_hidden(self, seed: int) -> bool:
+        return seed not in self.task.visible_seeds
+
+    def of(self, case: Case, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the tensors of a case, and what the reference makes of them."""
+        return self._of(self.task.cases.index(case), seed)
+
+    def _compute(self, number: int, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        case = self.task.cases[number]
+        values = case.sample(seed)
+        tensors = [values[name] for name in case.tensors]
+        found = self.task.reference(**values)
+        results = found if isinstance(found, (tuple, list)) else [found]
+        return tensors, [_array(result) for result in results]
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+
+
+def grade(
+    task: Task | str | Path,
+    submission: str | Path,
+    *,
+    secret: int | None = None,
+    references: References | None = None,
+) -> Verdict:
+    """Return the verdict on one submission, a Python file. `secret` chooses the hidden inputs."""
+    task = task if isinstance(task, Task) else load_task(task)
+    references = references or References(task, secret)
+    start = time.monotonic()
+    verdict = Verdict(task.name, str(submission), task.target, release=task.release)
+    verdict.cases = [_empty(case) for case in task.cases]
+    try:
+        source = _source(Path(submission))
+        programs = _trace(task, source, Path(submission).name, verdict)
+        if programs:
+            _run(task, programs, references, verdict)
+    except _Refused as problem:
+        verdict.problem = str(problem)
+    for case, judged in zip(task.cases, verdict.cases, strict=True):
+        if verdict.problem and not judged.problem:
+            judged.problem = "not graded"
+        judged.price(case)
+    verdict.seconds = time.monotonic() - start
+    return verdict
+
+
+class _Refused(Exception):
+    """A submission cannot be graded at all."""
+
+
+def _empty(case: Case) -> CaseVerdict:
+    limit = case.limits_us[0][0] if case.limits_us else None
+    return CaseVerdict(case.name, case.points, baseline_us=case.baseline_us, limit_us=limit)
+
+
+def _source(path: Path) -> bytes:
+    if not path.is_file():
+        raise _Refused(f"there is no file {path}")
+    if path.stat().st_size > LARGEST_SOURCE:
+        raise _Refused(f"{path} is larger than {LARGEST_SOURCE:,} bytes")
+    return path.read_bytes()
+
+
+# ---- what the submission's process answers -------------------------------------------------------
+
+
+def _trace(task: Task, source: bytes, name: str, verdict: Verdict) -> dict[str, bytes]:
+    """Return the Program of each case that could be traced; the other cases get their problem."""
+    job = {
+        "file": name,
+        "entry": task.entry,
+        "release": task.release,
+        "cases": [_job(task, c) for c in task.cases],
+    }
+    hidden = [task.folder] if task.folder is not None else []
+    answer = Child("trace", task.limits, hidden).run(job, source)
+    verdict.enforced, verdict.printed = answer.enforced, answer.printed
+    by_name = {judged.name: judged for judged in verdict.cases}
+    programs: dict[str, bytes] = {}
+    imported = False
+    for header, data in _received(answer, task, "the submission"):
+        judged = by_name.get(str(header.get("case")))
+        if judged is not None and "failed" in header:
+            _blame(judged, header)
+        elif judged is not None and data:
+            programs[judged.name] = data
+        elif "failed" in header:
+            verdict.problem, verdict.detail = f"it does not load: {_short(header['failed'])}", _long(header)
+        elif header.get("imported") is True:
+            imported = True
+            verdict.check = [_long({"message": text}) for text in _texts(header.get("check"))]
+    if not imported and not verdict.problem:
+        raise _Refused(_ended(answer, task, "the submission"))
+    for judged in verdict.cases:
+        if judged.name not in programs and not judged.problem and not verdict.problem:
+            judged.problem = _ended(answer, task, "the submission")
+    return programs
+
+
+def _job(task: Task, case: Case) -> dict[str, Any]:
+    """Return what a submission's process knows of a case: shapes, dtypes and plain values."""
+    arguments = {
+        name: {"shape": list(value.shape), "dtype": value.dtype} if isinstance(value, Samples) else value
+        for name, value in case.arguments.items()
+    }
+    return {"name": case.name, "arguments": arguments, "target": task.target, "lnc": case.lnc}
+
+
+def _received(answer: Answer, task: Task, who: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    try:
+        yield from messages(answer.data)
+    except ValueError:
+        raise _Refused(f"{who} sent an answer that is damaged") from None
+
+
+def _ended(answer: Answer, task: Task, who: str) -> str:
+    if answer.why:
+        return f"{who} was " + WHY[answer.why].format(**asdict(task.limits))
+    if answer.code:
+        return f"{who} ended with exit code {answer.code} before it was traced"
+    return f"{who} ended before it was traced"
+
+
+def _blame(judged: CaseVerdict, header: Mapping[str, Any]) -> None:
+    judged.problem, judged.detail = f"{_short(header['failed'])}", _long(header)
+
+
+def _short(text: object) -> str:
+    return str(text)[:NAMES]
+
+
+def _long(header: Mapping[str, Any]) -> str:
+    return str(header.get("message", ""))[:4000]
+
+
+def _texts(value: object) -> list[str]:
+    return [str(text) for text in value[:20]] if isinstance(value, list) else []
+
+
+# ---- what our own process finds in the Programs --------------------------------------------------
+
+
+def _run(task: Task, programs: Mapping[str, bytes], references: References, verdict: Verdict) -> None:
+    """Run the Programs on every seed and note what is wrong with the results."""
+    import io
+
+    stdin = io.BytesIO()
+    for case in task.cases:
+        if case.name in programs:
+            takes = [[list(v.shape), str(dtypes.resolve(v.dtype))] for v in case.tensors.values()]
+            send(
+                stdin,
+                {"case": case.name, "target": task.target, "lnc": case.lnc, "takes": takes},
+                programs[case.name],
+            )
+            for seed in references.seeds:
+                tensors, _ = references.of(case, seed)
+                shapes = [[list(a.shape), str(dtypes.resolve(a.dtype))] for a in tensors]
+                raw = b"".join(np.ascontiguousarray(a).tobytes() for a in tensors)
+                send(stdin, {"case": case.name, "seed": seed, "arrays": shapes}, raw)
+    answer = Child("run", task.limits, foreign=False).run({}, stdin.getvalue())
+    by_name = {judged.name: (judged, case) for judged, case in zip(verdict.cases, task.cases, strict=True)}
+    for header, data in _received(answer, task, "the run"):
+        judged, case = by_name[header["case"]]
+        if "failed" in header:
+            _blame(judged, header)
+        elif "us" in header:
+            _note_figures(judged, header)
+        elif not judged.problem:
+            _compare(task, case, judged, header, data, references)
+    for name in programs:
+        judged, _ = by_name[name]
+        if not judged.problem and (judged.seeds < len(references.seeds) or judged.us is None):
+            judged.problem = _ended(answer, task, "the run")
+
+
+def _note_figures(judged: CaseVerdict, header: Mapping[str, Any]) -> None:
+    judged.us, judged.instructions = float(header["us"]), int(header["instructions"])
+    judged.sbuf_bytes, judged.psum_bytes = int(header["sbuf_bytes"]), int(header["psum_bytes"])
+    judged.findings, judged.advice = list(header["findings"]), list(header["advice"])
+
+
+def _compare(
+    task: Task,
+    case: Case,
+    judged: CaseVerdict,
+    header: Mapping[str, Any],
+    data: bytes,
+    references: References,
+) -> None:
+    seed, place, got = header["seed"], 0, []
+    for shape, dtype in header["arrays"]:
+        kind = np.dtype(dtypes.resolve(dtype).storage)
+        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        got.append(np.frombuffer(data[place : place + size], kind).reshape(shape))
+        place += size
+    tensors, expected = references.of(case, seed)
+    judged.seeds += 1
+    number, message, index = compare(task, case, got, expected, tensors)
+    if not message and index is None:
+        return
+    hidden = references.is_hidden(seed)
+    inputs = "hidden inputs" if hidden else f"the inputs of seed {seed}"
+    judged.problem = f"wrong on {inputs}"
+    judged.mismatch = Mismatch(-1 if hidden else seed, hidden, number, message)
+    if index is not None:
+        wanted, found = float(expected[number][index]), float(got[number][index])
+        judged.mismatch.message = f"worst at {list(index)}: {found:g} instead of {wanted:g}"
+        judged.mismatch.index, judged.mismatch.expected, judged.mismatch.got = list(index), wanted, found
+
+
+# ---- many submissions ----------------------------------------------------------------------------
+
+
+def grade_all(
+    task: Task | str | Path,
+    submissions: Sequence[str | Path],
+    *,
+    jobs: int = 1,
+    secret: int | None = None,
+    ray: str | bool | None = None,
+    graded: Callable[[Verdict], None] = lambda verdict: None,
+) -> list[Verdict]:
+    """Return the verdicts on many submissions, all on the same inputs; `graded` is called with each.
+
+    The work is done by child processes: of this machine, or with `ray` of the workers of a cluster.
+    """
+    task = task if isinstance(task, Task) else load_task(task)
+    chosen = secrets.randbits(63) if secret is None else secret
+    outcomes = _on_ray(task, submissions, chosen, ray) if ray else _here(task, submissions, chosen, jobs)
+    verdicts: dict[str, Verdict] = {}
+    for verdict in outcomes:
+        verdicts[verdict.submission] = verdict
+        graded(verdict)
+    return [verdicts[str(submission)] for submission in submissions]
+
+
+def _here(task: Task, submissions: Sequence[str | Path], secret: int, jobs: int) -> Iterator[Verdict]:
+    references = References(task, secret)
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        waiting = [pool.submit(grade, task, s, references=references) for s in submissions]
+        for done in as_completed(waiting):
+            yield done.result()
+
+
+def _on_ray(
+    task: Task, submissions: Sequence[str | Path], secret: int, address: str | bool | None
+) -> Iterator[Verdict]:
+    """Grade on a cluster that sees the same files; a worker that dies costs one more try."""
+    try:
+        import ray
+    except ImportError:
+        raise error("missing-package", "--ray needs Ray", help="pip install ray") from None
+    own = not ray.is_initialized()
+    if own:
+        ray.init(address=address if isinstance(address, str) else None, log_to_driver=False)
+    try:
+        remote = ray.remote(max_retries=1)(grade)
+        handle = ray.put(task)
+        waiting = [remote.remote(handle, str(Path(s).resolve()), secret=secret) for s in submissions]
+        names = dict(zip(waiting, map(str, submissions), strict=True))
+        while waiting:
+            (done, *_), waiting = ray.wait(waiting, num_returns=1)
+            verdict = ray.get(done)
+            verdict.submission = names[done]
+            yield verdict
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def leaderboard(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return the verdicts, best first: by points, then by modelled time."""
+    return sorted(verdicts, key=lambda v: (-v.earned, sum(case.us or 0.0 for case in v.cases), v.submission))

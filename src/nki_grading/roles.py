@@ -1,0 +1,184 @@
+"""What a child does: `trace` a submission, or `run` a Program.
+
+Messages go over a pipe: a line of JSON, then the bytes that it announces. The side that reads trusts neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+LARGEST_HEADER = 1 << 20
+FIRST = 3  # pieces of advice in a verdict
+
+
+def send(pipe: IO[bytes], header: dict[str, Any], data: bytes = b"") -> None:
+    """Write one message."""
+    pipe.write(json.dumps({**header, "bytes": len(data)}).encode() + b"\n" + data)
+    pipe.flush()
+
+
+def messages(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yield the messages in `data`; ValueError if it holds anything else."""
+    place = 0
+    while place < len(data):
+        end = data.find(b"\n", place, place + LARGEST_HEADER)
+        if end < 0:
+            raise ValueError("a message has no header")
+        try:
+            header = json.loads(data[place:end])
+        except RecursionError:
+            raise ValueError("a header is nested too deeply") from None
+        size = header.get("bytes") if isinstance(header, dict) else None
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(data) - end - 1:
+            raise ValueError("a header announces bytes that are not there")
+        yield header, data[end + 1 : end + 1 + size]
+        place = end + 1 + size
+
+
+# ---- trace: runs foreign code --------------------------------------------------------------------
+
+
+def trace(job: dict[str, Any], answer: IO[bytes]) -> None:
+    """Import the submission on stdin and trace its kernel for each case; only shapes are known here."""
+    from nki import NkiError
+    from nki.cli.script import UsageError, find_kernel, loaded
+
+    file = Path(job["file"]).name
+    Path(file).write_bytes(sys.stdin.buffer.read())
+    try:
+        with loaded(Path(file)) as module:
+            kernel = find_kernel(module, file, job["entry"])
+            send(answer, {"imported": True, "check": check(kernel, job["release"])})
+            for case in job["cases"]:
+                send_case(answer, kernel, case)
+    except UsageError as problem:
+        send(answer, {"failed": "missing-kernel", "message": str(problem)})
+    except NkiError as problem:
+        send(answer, {"failed": problem.kind, "message": str(problem)})
+    except Exception as problem:
+        send(answer, {"failed": type(problem).__name__, "message": _text(problem)})
+
+
+def check(kernel: Any, release: str | None) -> list[str]:
+    """Return what `nki check` finds in the source of a kernel."""
+    from nki.check import lint
+
+    return [str(finding)[:2000] for finding in lint(kernel)] if kernel.linted and release else []
+
+
+def send_case(answer: IO[bytes], kernel: Any, case: dict[str, Any]) -> None:
+    """Trace the kernel for one case and send its Program."""
+    from nki import NkiError, TensorSpec, options
+
+    values = {
+        name: TensorSpec(tuple(value["shape"]), value["dtype"]) if isinstance(value, dict) else value
+        for name, value in case["arguments"].items()
+    }
+    try:
+        with options(target=case["target"]):
+            launched = kernel if case["lnc"] is None else kernel[case["lnc"]]
+            program = launched.trace(**values)
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            path = Path(folder) / "program"
+            program.save(path)
+            send(answer, {"case": case["name"]}, path.read_bytes())
+    except NkiError as problem:
+        send(answer, {"case": case["name"], "failed": problem.kind, "message": str(problem)})
+    except Exception as problem:
+        send(answer, {"case": case["name"], "failed": type(problem).__name__, "message": _text(problem)})
+
+
+def _text(problem: BaseException) -> str:
+    return "".join(traceback.format_exception_only(problem))[:4000]
+
+
+# ---- run: our code, a foreign Program ------------------------------------------------------------
+
+
+def run(job: dict[str, Any], answer: IO[bytes]) -> None:
+    """Run the Programs on stdin on the arrays behind them, model their time, and send the results."""
+    programs: dict[str, Any] = {}
+    for header, data in messages(sys.stdin.buffer.read()):
+        with _reported(answer, header["case"], header.get("seed")):
+            if "arrays" not in header:
+                programs[header["case"]] = program = _loaded(data)
+                send(answer, {"case": header["case"], **described(program, header)})
+            elif header["case"] in programs:
+                _send_results(answer, programs[header["case"]], header, data)
+
+
+@contextlib.contextmanager
+def _reported(answer: IO[bytes], case: str, seed: int | None) -> Iterator[None]:
+    from nki import NkiError
+
+    try:
+        yield
+    except NkiError as problem:
+        send(answer, {"case": case, "seed": seed, "failed": problem.kind, "message": str(problem)})
+    except Exception as problem:
+        send(
+            answer, {"case": case, "seed": seed, "failed": type(problem).__name__, "message": _text(problem)}
+        )
+
+
+def _loaded(data: bytes) -> Any:
+    from nki.ir.program import Program
+
+    descriptor, path = tempfile.mkstemp(dir=".")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    try:
+        return Program.load(path)
+    finally:
+        os.unlink(path)
+
+
+def described(program: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return what a Program takes, breaks and costs; refuse one for another machine or other tensors."""
+    from nki.check.whole_program import findings
+    from nki.errors import error
+    from nki.options import from_environment
+
+    taken = [[list(storage.shape), str(storage.dtype)] for _, storage in program.parameters]
+    asked = (wanted["target"], wanted["lnc"] or 1, wanted["takes"])
+    if (program.machine.name, len(program.cores), taken) != asked:
+        raise error("argument", f"the program is for {program.machine.name} and takes {taken}")
+    profile = program.profile()
+    counts = profile.statistics
+    return {
+        "us": profile.total_us,
+        "instructions": counts.instructions,
+        "sbuf_bytes": counts.sbuf_peak_bytes,
+        "psum_bytes": counts.psum_peak_bytes,
+        "findings": [f"{found.kind}: {found.message}" for found in findings(program, from_environment())],
+        "advice": [
+            {"title": a.title, "detail": a.detail, "lines": list(a.lines), "gain_us": a.gain_us}
+            for a in profile.findings[:FIRST]
+        ],
+    }
+
+
+def _send_results(answer: IO[bytes], program: Any, header: dict[str, Any], data: bytes) -> None:
+    import numpy as np
+
+    from nki.ir.tree import leaves
+    from nki.machine import dtypes
+
+    arrays, place = [], 0
+    for shape, dtype in header["arrays"]:
+        kind = np.dtype(dtypes.resolve(dtype).storage)
+        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        arrays.append(np.frombuffer(data[place : place + size], kind).reshape(shape).copy())
+        place += size
+    returned = [np.ascontiguousarray(a) for a in leaves([program.run(*arrays)], np.ndarray)]
+    shapes = [[list(a.shape), str(dtypes.resolve(a.dtype))] for a in returned]
+    raw = b"".join(a.tobytes() for a in returned)
+    send(answer, {"case": header["case"], "seed": header["seed"], "arrays": shapes}, raw)

@@ -1,0 +1,1 @@
+"""Tasks that come with Open NKI; each module has a TASK."""
