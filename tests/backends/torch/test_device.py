@@ -38,7 +38,7 @@ def run_on_its_device(kernel, *args, **kwargs):
     """Run a call on the device of its tensors; a list of what it returns, or why it does not run there."""
     call = kernel.prepare(args, kwargs)
     tensors = [tensor.value for tensor in call.arguments.tensors]
-    found = run_on_device(kernel, call, tensors)
+    found = run_on_device(call, tensors)
     return found if isinstance(found, str) else [connect(found[0], tensors, kernel.__name__)]
 
 
