@@ -89,7 +89,7 @@ def _documents():
     for path in (HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))):
         text = re.sub(r"<!-- not run -->\s*```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
         blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.S | re.M)
-        if any("nki" in block for block in blocks) and path.name not in ("ranks.md", "tuning.md"):
+        if any("nki" in block for block in blocks) and path.stem not in ("ranks", "tuning"):
             yield "\n".join(blocks)
 
 
