@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import random
+import subprocess
+import sys
 import textwrap
+import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -291,3 +296,47 @@ def test_wrong_command_lines_are_refused(tmp_path, capsys):
     assert "has no parameter TM" in capsys.readouterr().err
     assert main(["tune", spec, "--vary", "TN=512"]) == 2
     assert main(["tune", spec, *x, "--vary", "TN=512", "--where", "exec"]) == 1
+
+
+KILLED = """
+import time
+import nki, nki.isa as nisa, nki.language as nl
+from nki.tune import tune
+
+@nki.jit
+def slow(x, N=1):
+    time.sleep(0.3)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(out, x)
+    return out
+
+def progress(done, total, best):
+    print("busy", flush=True)
+
+x, numbers = nki.TensorSpec((4, 4), "float32"), list(range(200))
+tune(slow, (x,), vary={"N": numbers}, jobs=2, cache=False, progress=progress)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_tuning_that_is_killed_leaves_no_process_behind(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    busy = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, start_new_session=True)
+
+    def session():
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+                found += [stat.parent.name] if int(session) == busy.pid and state != "Z" else []
+        return found
+
+    assert busy.stdout.readline() == b"busy\n"
+    assert len(session()) >= 4, "the parent, a manager and two workers"
+    busy.kill()
+    busy.wait()
+    until = time.monotonic() + 20
+    while session() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert session() == []

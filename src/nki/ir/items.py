@@ -99,6 +99,19 @@ def loops_in(items: Sequence[Item]) -> Iterator[Loop]:
             yield from loops_in(item.body)
 
 
+def run_length(items: Sequence[Item], trips: Mapping[int, Sequence[int]]) -> int:
+    """Return a bound of how many instructions `unrolled` yields."""
+    total = 0
+    for item in items:
+        if isinstance(item, Loop):
+            fixed = 1 if item.fixed_trips is None else item.fixed_trips
+            times = max(trips[item.number], default=0) if item.number in trips else fixed
+            total += times * run_length(item.body, trips)
+        else:
+            total += 1
+    return total
+
+
 def unrolled(items: Sequence[Item], trips: Mapping[int, Sequence[int]]) -> Iterator[tuple[Instruction, int]]:
     """Yield the instructions in the order of a run, with their positions in the walk.
 

@@ -22,15 +22,30 @@ from ..machine.machine import Machine
 from ..machine.memories import MemoryRegion
 from .instruction import Instruction
 from .instruction_class import INSTRUCTIONS, LIBRARIES
-from .items import Diagnostic, Edge, Item, Loop, OrderedBlock, walk
+from .items import Diagnostic, Edge, Item, Loop, OrderedBlock, run_length, walk
 from .operand_access import OperandAccess
-from .parser_values import LARGEST, REGISTER, Damaged, ValueReader, as_count, as_size, as_text
+from .parser_values import (
+    LARGEST,
+    REGISTER,
+    Damaged,
+    ValueReader,
+    as_count,
+    as_name,
+    as_size,
+    as_text,
+    as_whole,
+    check_views,
+)
 from .printer import FORMAT
 from .storage import Storage
 from .validation import validate
 
 LOOPS = ("fori_loop", "dynamic_range", "while_loop")
-DAMAGE = (Damaged, NkiError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+LONGEST_RUN = 1 << 26  # instructions, with the trips of loops whose bounds are numbers
+DAMAGE = (
+    *(Damaged, NkiError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
+    *(ArithmeticError, NotImplementedError),
+)
 
 
 def parse(text: str, constants: dict[str, np.ndarray] | None = None) -> dict[str, Any]:
@@ -58,7 +73,7 @@ def parse(text: str, constants: dict[str, np.ndarray] | None = None) -> dict[str
             return reader.fields()
     except DAMAGE as problem:
         what = getattr(problem, "message", None) or str(problem) or type(problem).__name__
-    except (RecursionError, MemoryError, OverflowError) as problem:
+    except (RecursionError, MemoryError) as problem:
         what = f"too deep or too large ({type(problem).__name__})"
     shown = lines[number - 1].strip()[:80] if number <= len(lines) else "the end"
     raise error(
@@ -133,7 +148,10 @@ class Reader(ValueReader):
         number, index, lower, upper, step = args
         around = self.open[-1][1]
         site = self._site(kwargs)
-        as_count(number), as_count(step)
+        as_count(number), as_size(step)
+        for bound in (lower, upper):
+            if not getattr(bound, "is_register", False):
+                as_whole(bound)
         for part in (index,) if name != "while_loop" else (index, lower, upper):
             if not getattr(part, "is_register", False):
                 raise Damaged("a register is missing")
@@ -145,16 +163,17 @@ class Reader(ValueReader):
 
     def _statement(self, name: str, args: list, kwargs: dict) -> None:
         if name == "program":
-            self.name, self.machine = as_text(args[0]), find(as_text(args[1]))
+            self.name, self.machine = as_name(args[0]), find(as_text(args[1]))
         elif name == "file":
-            self.files.append(as_text(args[0]))
+            self.files.append(as_name(args[0]))
         elif name == "line":
             file, number, text, function = args
             self.sources[file, number] = SourceLine(
-                self.files[file], as_count(number), as_text(text), as_text(function)
+                self.files[as_count(file)], as_count(number), as_name(text), as_name(function)
             )
         elif name == "result":
             (self.result,) = args
+            check_views(self.result)
         elif name == "edge":
             self.edges.append(Edge(*map(as_count, args)))
         elif name == "block":
@@ -168,7 +187,13 @@ class Reader(ValueReader):
             kind, message, notes, *rest = args
             help, core, before = rest
             found = Diagnostic(
-                as_text(kind), as_text(message), list(notes), help, self._site(kwargs), core, before
+                as_name(kind),
+                as_name(message),
+                list(map(as_name, notes)),
+                None if help is None else as_name(help),
+                self._site(kwargs),
+                as_count(core),
+                None if before is None else as_count(before),
             )
             self.diagnostics.append(found)
         else:
@@ -199,7 +224,7 @@ class Reader(ValueReader):
             buffer,
             shape,
             dtype,
-            as_text(kwargs.pop("name", parameter or "")),
+            as_name(kwargs.pop("name", parameter or "")),
             None if address is None else (as_count(address[0]), as_count(address[1])),
             self._site(kwargs),
             len(self.storages),
@@ -212,7 +237,7 @@ class Reader(ValueReader):
         if self.machine is not None and storage.on_chip:
             self._check_place(storage)
         if parameter is not None:
-            self.parameters.append((as_text(parameter), storage))
+            self.parameters.append((as_name(parameter), storage))
         if data is not None:
             self.constants.append((storage, self._data(as_text(data), storage)))
         return storage
@@ -256,6 +281,7 @@ class Reader(ValueReader):
             value = kwargs[field]
             if not (getattr(value, "is_register", False) or isinstance(value, int)):
                 raise Damaged(f"{name}: {field} is no register")
+        check_views(kwargs)
         instruction.key()  # its options can be compared
         assert self.machine is not None
         instruction.runs_on = validate(instruction, self.machine)
@@ -274,6 +300,8 @@ class Reader(ValueReader):
         if self.machine is None or not self.cores:
             raise Damaged("a program names its machine and has instructions")
         lengths = [sum(1 for _ in walk(items)) for items in self.cores]
+        if max(run_length(items, self.trips) for items in self.cores) > LONGEST_RUN:
+            raise Damaged(f"its loops run more than {LONGEST_RUN:,} instructions")
         for core, *positions in (*self.edges, *self.blocks):
             if max(positions) >= lengths[core]:
                 raise Damaged("an edge beyond the last instruction")

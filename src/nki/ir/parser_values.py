@@ -10,12 +10,14 @@ from typing import Any, NoReturn
 import ml_dtypes  # noqa: F401  names of numpy dtypes
 import numpy as np
 
+from ..files import printable
 from ..machine import dtypes
 from ..machine.engines import FastEnum
 from ..machine.memories import MemoryRegion
 from ..machine.operators import OPERATORS
 from .layout import Indirection, Shape, row_major
 from .storage import Storage
+from .tree import leaves
 from .view import View
 
 LARGEST = 1 << 48  # bytes, elements, positions: more than any of them can be
@@ -108,6 +110,8 @@ class ValueReader:
         name, args, kwargs = self.call(node)
         if name in ("scalar", "vector", "tensor") and args and isinstance(args[0], View):
             view, index, scale, dim, *base = args
+            if dim is not None and as_count(dim) >= len(view.shape):
+                raise Damaged("a run-time index has a dimension of its view")
             ind = Indirection(name, index, as_count(scale), dim, base[0] if base else None)
             return View(view.storage, view.offset, view.shape, view.strides, view.dtype, ind)
         if name == "number":
@@ -115,8 +119,11 @@ class ValueReader:
         if name == "op":
             return OPERATORS[as_text(args[0])]
         if name == "scalar":
-            return np.frombuffer(bytes.fromhex(as_text(args[1])), np.dtype(as_text(args[0])))[0]
+            raw, dtype = bytes.fromhex(as_text(args[1])), np.dtype(as_text(args[0]))
+            return np.frombuffer(raw, dtype)[0] if len(raw) == dtype.itemsize else _wrong("a number", args[1])
         if name == "record":
+            if any(name.startswith("__") for name in kwargs):
+                raise Damaged("a field that Python uses")
             made = RECORDS.get(as_text(args[0]))
             return Record.named(as_text(args[0]), kwargs) if made is None else made(**kwargs)
         raise Damaged(f"{name} makes no value")
@@ -153,6 +160,27 @@ class _Enums(dict[str, Any]):
 
 
 ENUMS = _Enums()
+
+
+def check_views(value: object) -> None:
+    """Check that every view of a tree, and of its indices, lies inside its storage."""
+    for view in leaves(value, View):
+        ind, spans = view.indirection, [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
+        if ind is not None:
+            check_views([ind.index, ind.base])
+            spans = spans[1:] if ind.kind == "vector" else spans
+        if (view.offset + sum(spans) + 1) * view.dtype.itemsize > view.storage.nbytes:
+            raise Damaged(f"a view of {view.storage!r} reaches outside it")
+
+
+def as_name(value: object) -> str:
+    """Return a text that is shown: without control characters, which a terminal would obey."""
+    text = as_text(value)
+    return text if printable(text) == text else _wrong("a printable text", text)
+
+
+def as_whole(value: object) -> int:
+    return value if isinstance(value, int) and abs(value) < LARGEST else _wrong("a whole number", value)
 
 
 def as_text(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,10 +18,9 @@ from ..kernel.kernel import Kernel
 from ..launch.world import Rendezvous, World, attached
 from .errors import line_of, packed
 from .inputs import CallOf, is_tensor
+from .lifetime import die_with
 from .memory import Arena, Mapped
 from .records import Arrived, Failed, Finished, Proceed, TreeWriter, array_head, dumps, loads
-
-PR_SET_PDEATHSIG = 1
 
 
 class ProcessWorld(World):
@@ -48,11 +46,13 @@ class ProcessWorld(World):
         return [self.others[rank].bytes(begin, size) for rank, begin, size in go.places]
 
 
-def run_member(kernel: Kernel, call: CallOf, rank: int, files: list[int], pipe: Connection) -> NoReturn:
+def run_member(
+    kernel: Kernel, call: CallOf, rank: int, files: list[int], pipe: Connection, parent: int
+) -> NoReturn:
     """Run a rank, send the parent its outcome, and exit without the parent's exit handlers."""
     code = 1
     try:
-        _die_with_parent()
+        die_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends us
         world = ProcessWorld(rank, files, pipe)
         os.environ.setdefault("OPEN_NKI_THREADS", str(max(1, available() // world.size)))
@@ -98,8 +98,3 @@ def tensors_of(call: CallOf) -> list[Any]:
 
     map_tree(leaf, (tuple(call.args), dict(call.kwargs)), "", is_leaf=is_tensor)
     return found
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

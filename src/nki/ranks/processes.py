@@ -82,7 +82,7 @@ def _as_numpy(call: CallOf) -> CallOf:
 
 
 def _start(kernel: Kernel, calls: list[CallOf], members: list[Member]) -> None:
-    files = [unnamed_file() for _ in calls]
+    files, parent = [unnamed_file() for _ in calls], os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     for rank, call in enumerate(calls):
@@ -92,7 +92,7 @@ def _start(kernel: Kernel, calls: list[CallOf], members: list[Member]) -> None:
             ours.close()
             for member in members:
                 member.pipe.close()
-            run_member(kernel, call, rank, files, theirs)  # does not return
+            run_member(kernel, call, rank, files, theirs, parent)  # does not return
         theirs.close()
         members.append(Member(rank, pid, ours, files[rank]))
 

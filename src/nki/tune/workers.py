@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from itertools import islice
+from multiprocessing.managers import SyncManager
 from typing import TYPE_CHECKING, Any
 
 from ..backends.fused.threads import available
 from ..errors import error
+from ..ranks.lifetime import die_with
 from .model import Outcome, TuningJob, evaluate
 from .space import Config
 
@@ -53,8 +56,9 @@ _known: MutableMapping[str, float] = {}
 _best: Synchronized[float] | None = None
 
 
-def _begin(job: TuningJob, known: MutableMapping[str, float], best: Synchronized[float]) -> None:
+def _begin(job: TuningJob, known: MutableMapping[str, float], best: Synchronized[float], parent: int) -> None:
     global _job, _known, _best
+    die_with(parent)
     _job, _known, _best = job, known, best
 
 
@@ -74,10 +78,11 @@ class Processes(Workers):
         super().__init__(job)
         self.count = count
         context = multiprocessing.get_context("fork")
-        self.manager = context.Manager()
+        self.manager = SyncManager(ctx=context)
+        self.manager.start(die_with, (os.getpid(),))
         self.shared = self.manager.dict()
         self.least = context.Value("d", float("inf"))
-        self.pool = context.Pool(count, _begin, (job, self.shared, self.least))
+        self.pool = context.Pool(count, _begin, (job, self.shared, self.least, os.getpid()))
 
     def outcomes(self, configs: Iterable[Config]) -> Iterator[Outcome]:
         yield from map(self._noted, self.pool.imap_unordered(_model, configs))

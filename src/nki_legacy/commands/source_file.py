@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nki.cli.script import UsageError
+from nki.files import read_bytes
 
 
 class Source(NamedTuple):
@@ -26,7 +27,7 @@ class Source(NamedTuple):
 
 def read(file: Path) -> Source:
     """Return a source as its coding line or byte order mark says; line ends stay as they are."""
-    data = file.read_bytes()
+    data = read_bytes(file)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return Source(data.decode(encoding), encoding)
