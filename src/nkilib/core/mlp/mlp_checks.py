@@ -18,6 +18,7 @@ from nkilib.core.mlp.mlp_parameters import (
     row_widths,
     token_count,
 )
+from nkilib.core.utils.clamping import check_limits
 from nkilib.core.utils.common_types import (
     NormType,
     QuantizationType,
@@ -68,16 +69,7 @@ def check_options(p: MLPParameters) -> None:
         p.output_dtype is None or p.output_dtype in FLOATS,
         f"output_dtype: got {p.output_dtype}, allowed are None and {FLOATS}",
     )
-    for limit in (
-        ("gate_clamp_upper_limit", p.gate.upper),
-        ("gate_clamp_lower_limit", p.gate.lower),
-        ("up_clamp_upper_limit", p.up.upper),
-        ("up_clamp_lower_limit", p.up.lower),
-    ):
-        kernel_assert(
-            limit[1] is None or isinstance(limit[1], (int, float)),
-            f"{limit[0]}: got {limit[1]}, expected a number",
-        )
+    check_limits((p.gate.upper, p.gate.lower), (p.up.upper, p.up.lower))
     kernel_assert(p.clipping_bound >= 0.0, f"quant_clipping_bound: got {p.clipping_bound}, allowed is >= 0")
     kernel_assert(
         not p.store_add or p.fused_add is not None,

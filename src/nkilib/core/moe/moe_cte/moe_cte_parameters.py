@@ -15,6 +15,7 @@ from nkilib.core.moe.mx_weights import (
     intermediate_size,
     is_mx,
 )
+from nkilib.core.utils.clamping import check_limits
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert, refuse_without_effect
 from nkilib.core.utils.projection import BANK_COLUMNS, FP8
@@ -240,6 +241,7 @@ def check(p: ExpertsParameters, any_block_size: bool) -> None:
     check_blocks(p)
     check_terms(p)
     check_checkpoints(p)
+    check_limits((p.gate.upper, p.gate.lower), (p.up.upper, p.up.lower))
 
 
 def check_hidden_size(p: ExpertsParameters) -> None:
@@ -256,10 +258,10 @@ def check_weights(p: ExpertsParameters) -> None:
         f"gate_up_proj_weight: got shape {tuple(p.gate_up.shape)}, expected (E, H, 2, I)",
     )
     size, inner = hidden_size(p), intermediate_size(p)
-    assert_shape(p.down, (expert_count(p), inner, size), "down_proj_weight")
     kernel_assert(
         inner % 16 == 0 and inner > 0, f"gate_up_proj_weight: got I = {inner}, allowed are multiples of 16"
     )
+    assert_shape(p.down, (expert_count(p), inner, size), "down_proj_weight")
     kernel_assert(
         p.gate_up.dtype in FLOATS or p.gate_up.dtype in FP8,
         f"gate_up_proj_weight: got {p.gate_up.dtype}, allowed are {FLOATS} and FP8 {FP8}",

@@ -46,6 +46,7 @@ from nkilib.core.utils.common_types import (
     MoEBlockIOLayout,
 )
 from nkilib.core.utils.kernel_assert import (
+    assert_members,
     assert_tensors,
     kernel_assert,
     not_built,
@@ -187,6 +188,7 @@ def check_given(p: MoEParameters, block_size: int | None, dynamic: bool) -> None
         ),
         (("expert_affinities", p.affinities), ("expert_index", p.index)),
     )
+    assert_members(("activation_fn", p.act_fn, ActFnType), ("dtype_mode", p.dtype_mode, DtypeMode))
     weighted = arrives_packed(p) or scales_outputs(p)
     kernel_assert(
         not weighted or arrives_packed(p) or p.affinities is not None or p.eager is not None,

@@ -9,6 +9,7 @@ import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear
 from nkilib.core.moe.mx_weights import hidden_size, intermediate_size, is_mx
 from nkilib.core.utils import token_shapes
+from nkilib.core.utils.clamping import check_limits
 from nkilib.core.utils.common_types import (
     ActFnType,
     ExpertAffinityScaleMode,
@@ -122,8 +123,11 @@ def check(p: MoEParameters, n_prgs: int) -> None:
     """Weights and scales of MX have been checked before, where they became words."""
     if not is_mx(p):
         check_weights(p)
+    if arrives_packed(p):
+        check_packed(p)
     check_tokens(p, n_prgs)
     check_routing(p)
+    check_limits((p.gate.upper, p.gate.lower), (p.up.upper, p.up.lower))
     if not is_mx(p):
         check_scales(p)
 
@@ -199,7 +203,6 @@ def check_packed(p: MoEParameters) -> None:
 def check_routing(p: MoEParameters) -> None:
     tokens = token_count(p)
     if arrives_packed(p):
-        check_packed(p)
         return
     kernel_assert(
         p.scaling in (ExpertAffinityScaleMode.NO_SCALE, ExpertAffinityScaleMode.POST_SCALE),

@@ -11,7 +11,12 @@ from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, sigmoid
 from nkilib.core.moe.moe_cte.routing import ExpertRouting, Repeats, RoutingSource, TokenUnit
 from nkilib.core.utils.common_types import ActFnType
-from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert, refuse_without_effect
+from nkilib.core.utils.kernel_assert import (
+    assert_members,
+    assert_tensors,
+    kernel_assert,
+    refuse_without_effect,
+)
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.clamp_limits import ClampBounds, ClampLimits, gate_bounds, up_bounds
@@ -100,6 +105,12 @@ def blockwise_mm_bwd(
     >>> all(np.allclose(a, b, atol=1e-4) for a, b in zip(grads, wanted))
     True
     """
+    assert_members(
+        ("shard_option", shard_option, ShardOption),
+        ("affinity_option", affinity_option, AffinityOption),
+        ("kernel_type_option", kernel_type_option, KernelTypeOption),
+        ("activation_type", activation_type, ActFnType),
+    )
     check_choices(shard_option, affinity_option, kernel_type_option)
     assert_tensors(
         (
