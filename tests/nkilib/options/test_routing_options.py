@@ -1,4 +1,4 @@
-"""Every option of the kernels that sort, count, permute and reduce routed tokens, and of the random numbers."""
+"""Every option of the kernels that sort, count, permute and reduce routed tokens; and of random numbers."""
 
 from __future__ import annotations
 

@@ -19,6 +19,13 @@ from nkilib.core.mlp.rows import rms_norm
 from nkilib.core.moe.moe_tkg.moe_tkg import experts_of, refuse
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters
 from nkilib.core.moe.moe_tkg.reference import moe_tkg_ref
+from nkilib.core.moe_block.block_checks import (
+    SharedExpert,
+    check_experts,
+    check_router,
+    check_shared,
+    check_tokens,
+)
 from nkilib.core.router_topk.router_topk import (
     XHBMLayout_T_H__1,
     XSBLayout_tp102__0,
@@ -33,7 +40,6 @@ from nkilib.core.utils.common_types import (
     MoEBlockIOLayout,
     RouterActFnType,
 )
-from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_io import load, store
@@ -41,6 +47,8 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.transposes import spread_rows_into
 from nkilib.core.utils.types import DTypeLike, Tensor
+
+UNDEFINED = "the page lists it without a shape or a meaning"
 
 
 @nki.jit
@@ -107,11 +115,26 @@ def moe_block_tkg(
     """
     refuse("hidden_act_scale_factor", hidden_act_scale_factor, "what it scales is not documented")
     refuse("hidden_act_bias", hidden_act_bias, "where it is added is not documented")
-    refuse("expert_gate_up_input_scale", expert_gate_up_input_scale, "FP8 activations are not built")
-    refuse("expert_down_input_scale", expert_down_input_scale, "FP8 activations are not built")
-    check(
-        inp, gamma, residual, router_weights, shared_expert_gate_w, shared_expert_up_w, shared_expert_down_w
+    refuse(
+        "expert_gate_up_input_scale",
+        expert_gate_up_input_scale,
+        "the page lists it without a shape or a meaning",
     )
+    refuse(
+        "expert_down_input_scale", expert_down_input_scale, "the page lists it without a shape or a meaning"
+    )
+    check_tokens(inp, gamma, residual, hidden_actual)
+    check_router(inp.shape[2], router_weights, router_bias, top_k, router_act_fn)
+    check_experts(expert_gate_up_weights, expert_down_weights, hidden_act_fn)
+    shared = SharedExpert(
+        shared_expert_gate_w,
+        shared_expert_up_w,
+        shared_expert_down_w,
+        shared_expert_gate_bias,
+        shared_expert_up_bias,
+        shared_expert_down_bias,
+    )
+    check_shared(shared)
     n_prgs, core = get_verified_program_sharding_info("moe_block_tkg", (0, 1), 2)[1:]
     tokens = normalized(inp, residual, gamma, eps, hidden_actual, core, shared_expert_up_w is not None)
     router = BlockRouting(
@@ -168,34 +191,6 @@ def moe_block_tkg(
     if residual is not None:
         results.append(tokens.total)
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def check(
-    inp: Tensor,
-    gamma: Tensor,
-    residual: Tensor | None,
-    router: Tensor,
-    gate: Tensor | None,
-    up: Tensor | None,
-    down: Tensor | None,
-) -> None:
-    shape = tuple(inp.shape)
-    kernel_assert(
-        len(shape) == 3 and shape[2] % PMAX == 0,
-        f"inp: got shape {shape}, expected (B, S, H) with H a multiple of 128",
-    )
-    size = shape[2]
-    assert_shape(gamma, (1, size), "gamma")
-    kernel_assert(
-        len(router.shape) == 2 and router.shape[0] == size,
-        f"router_weights: got shape {tuple(router.shape)}, expected ({size}, E)",
-    )
-    if residual is not None:
-        assert_shape(residual, shape, "residual")
-    kernel_assert(
-        (gate is None) == (up is None) and (up is None) == (down is None),
-        "shared_expert_gate_w, ..._up_w, ..._down_w: got some of them, expected all or none",
-    )
 
 
 def as_row(bias: Tensor | None) -> Any:

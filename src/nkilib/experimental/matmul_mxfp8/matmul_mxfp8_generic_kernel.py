@@ -86,6 +86,10 @@ def matmul_mxfp8(
             tile_loop_order,
         ),
     )
+    kernel_assert(
+        output_dtype in (nl.bfloat16, nl.float16, nl.float32),
+        f"output_dtype: got {output_dtype}, allowed are bfloat16, float16 and float32",
+    )
     dtype = packed_dtype("float8_dtype", float8_dtype)
     left = operand_of(
         "lhs", lhs, lhs_scales, lhs_is_swizzled, lhs_is_f_by_k, use_scale_packing, dtype, quant_scheme
@@ -95,7 +99,7 @@ def matmul_mxfp8(
     )
     kernel_assert(
         left.contraction == right.contraction,
-        f"rhs: contracts K = {right.contraction}, lhs contracts {left.contraction}",
+        f"lhs, rhs: got K = {left.contraction} and {right.contraction}, expected equal ones",
     )
     out = nl.ndarray((left.features, right.features), output_dtype, buffer=nl.shared_hbm)
     shard_rhs = right.features >= left.features if lnc_2_shard_rhs is None else lnc_2_shard_rhs

@@ -170,7 +170,7 @@ def ones(*shape, dtype=BF16):
 @pytest.mark.parametrize(
     "lhs, rhs, options, text",
     [
-        (ones(128, 32), ones(160, 32), {}, "rhs: contracts K = 640, lhs contracts 512"),
+        (ones(128, 32), ones(160, 32), {}, "lhs, rhs: got K = 512 and 640"),
         (ones(128, 30), ones(128, 32), {}, "lhs: got shape (128, 30), expected [K/4, 4F] as it is swizzled"),
         (ones(100, 32), ones(128, 32), {}, "lhs: the contraction K is 400, it must be a multiple of 128"),
         (ones(128, 16), ones(128, 32), {}, "lhs: has 4 features, a multiple of 8 is needed"),

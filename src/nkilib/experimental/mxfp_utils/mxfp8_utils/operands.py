@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -57,6 +57,7 @@ class MxBlock(nl.NKIObject):
 
 def describe(name: str, td: TensorDescriptor, dtype: DTypeLike, scheme: str = "wrapX") -> MxOperand:
     """Check a descriptor and return its operand. dtype is the four-packed dtype to quantise to."""
+    assert_tensors(((name, td.tensor),))
     shape = tuple(td.tensor.shape)
     kernel_assert(len(shape) == 2, f"{name}: got shape {shape}, expected a matrix")
     if td.scales is not None:
