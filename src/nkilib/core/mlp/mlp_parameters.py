@@ -62,27 +62,27 @@ class MLPParameters(nl.NKIObject):
     gate: Linear
     up: Linear
     down: Linear
-    fused_add: Any
-    store_add: bool
-    norm: NormType
-    gamma: Any
-    beta: Any
-    eps: float
-    act_fn: ActFnType
-    skip_gate: bool
-    quantization: QuantizationType
-    gate_up_in_scale: Any
-    down_in_scale: Any
-    clipping_bound: float
-    dtype_mode: DtypeMode
-    output_dtype: DTypeLike
-    mode: ComputationMode
-    output_in_sbuf: bool
-    gate_up_column_tiling: bool
-    down_column_tiling: bool
-    down_optimized_layout: bool
-    transposed_in: bool
-    transposed_out: bool
+    fused_add: Any = None
+    store_add: bool = False
+    norm: NormType = NormType.NO_NORM
+    gamma: Any = None
+    beta: Any = None
+    eps: float = 0.0
+    act_fn: ActFnType = ActFnType.SiLU
+    skip_gate: bool = False
+    quantization: QuantizationType = QuantizationType.NONE
+    gate_up_in_scale: Any = None
+    down_in_scale: Any = None
+    clipping_bound: float = 0.0
+    dtype_mode: DtypeMode = DtypeMode.NON_OCP
+    output_dtype: DTypeLike = None
+    mode: ComputationMode = ComputationMode.DECODE
+    output_in_sbuf: bool = False
+    gate_up_column_tiling: bool = False
+    down_column_tiling: bool = False
+    down_optimized_layout: bool = False
+    transposed_in: bool = False
+    transposed_out: bool = False
     tiles: Any = None  # of a manual SBUF manager
     mx_map: Any = None  # MX weights: where each element of the hidden dimension stands
     mx_by_tile: bool = False  # their scales are a part of a tensor, in which rows do not follow each other

@@ -14,7 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.mlp_parameters import Linear, MLPParameters
 from nkilib.core.mlp.mx_parameters import QUARTER
-from nkilib.core.utils.common_types import ComputationMode, DtypeMode, NormType, QuantizationType
+from nkilib.core.utils.common_types import QuantizationType
 from nkilib.core.utils.kernel_assert import assert_shape, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.mx_layout import (
@@ -143,27 +143,9 @@ def expert_mlp(
         gate=Linear(None) if skip_gate else linear_of(p, expert, 0, p.gate, gate),
         up=linear_of(p, expert, 1, p.up, up),
         down=Linear(None),
-        fused_add=None,
-        store_add=False,
-        norm=NormType.NO_NORM,
-        gamma=None,
-        beta=None,
-        eps=0.0,
         act_fn=p.act_fn,
         skip_gate=skip_gate,
         quantization=QuantizationType.MX,
-        gate_up_in_scale=None,
-        down_in_scale=None,
-        clipping_bound=0.0,
-        dtype_mode=DtypeMode.NON_OCP,
-        output_dtype=None,
-        mode=ComputationMode.DECODE,
-        output_in_sbuf=False,
-        gate_up_column_tiling=False,
-        down_column_tiling=False,
-        down_optimized_layout=False,
-        transposed_in=False,
-        transposed_out=False,
         mx_map=QUARTER,
         mx_by_tile=True,
     )
