@@ -6,10 +6,12 @@ from typing import Any
 
 import nki.language as nl
 from nkilib.core.moe.moe_cte.experts import BlockShare, finish_unit, middle_parts, share_of
+from nkilib.core.moe.moe_cte.moe_cte_checks import (
+    check,
+)
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     ExpertsParameters,
     block_count,
-    check,
     expert_count,
     hidden_size,
     intermediate_size,

@@ -16,6 +16,7 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     ExpertTerms,
     Limits,
     RowOptions,
+    assert_given,
     experts_parameters,
     slices_of_cores,
     static_block_count,
@@ -33,7 +34,7 @@ from nkilib.core.moe.moe_cte.moe_cte_utils import BlockShardStrategy, SkipMode
 from nkilib.core.moe.moe_cte.moe_ref import activation_ref, clamp_ref
 from nkilib.core.moe.mx_weights import has_words
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
-from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import kernel_assert, not_built
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 
@@ -113,16 +114,9 @@ def moe_cte(
     kernel_assert(
         isinstance(spec, MoECTESpec), f"spec: got {spec}, expected a MoECTESpec(implementation=...)"
     )
-    assert_tensors(
-        (
-            ("hidden_states", hidden_states),
-            ("expert_affinities_masked", expert_affinities_masked),
-            ("gate_up_proj_weight", gate_up_proj_weight),
-            ("down_proj_weight", down_proj_weight),
-            ("token_position_to_id", token_position_to_id),
-            ("block_to_expert", block_to_expert),
-        )
-    )
+    tensors = ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight)
+    tables = BlockTables(token_position_to_id, block_to_expert, block_size, conditions)
+    assert_given(tensors, tables)
     kind = spec.implementation
     check_mx(kind, gate_up_proj_weight)
     refuse_undocumented(gate_up_in_scale, down_in_scale, accumulation_dtype)
@@ -146,8 +140,8 @@ def moe_cte(
         down_activations,
     )
     p = experts_parameters(
-        ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
-        BlockTables(token_position_to_id, block_to_expert, block_size, conditions),
+        tensors,
+        tables,
         ExpertTerms(gate_and_up_proj_bias, down_proj_bias, gate_up_proj_scale, down_proj_scale),
         Arithmetic(activation_function, compute_dtype, expert_affinities_scaling_mode),
         Limits(gate_clamp_upper_limit, gate_clamp_lower_limit, up_clamp_upper_limit, up_clamp_lower_limit),
