@@ -12,7 +12,7 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups
@@ -30,7 +30,8 @@ def all_reduce_hbm_kernel(input: Tensor, replica_group: ReplicaGroups) -> Tensor
     >>> out[1].tolist()
     [[2.0], [4.0]]
     """
-    src, dst = source_of(input), named_tensor(input.shape, input.dtype, "dst")
+    src = source_of(input)
+    dst = named_tensor(input.shape, input.dtype, "dst")
     ncc.all_reduce([src], [dst], replica_group, nl.add)
     return result_of(dst)
 
@@ -38,6 +39,7 @@ def all_reduce_hbm_kernel(input: Tensor, replica_group: ReplicaGroups) -> Tensor
 @nki.jit
 def all_gather_hbm_kernel(input: Tensor, replica_group: ReplicaGroups, num_ranks: int) -> Tensor:
     """out = the inputs of the ranks, one after the other along dimension 0."""
+    check_ranks(replica_group, num_ranks)
     src = source_of(input)
     dst = named_tensor(with_rows(input, input.shape[0] * num_ranks), input.dtype, "dst")
     ncc.all_gather([src], [dst], replica_group, 0)
@@ -47,6 +49,7 @@ def all_gather_hbm_kernel(input: Tensor, replica_group: ReplicaGroups, num_ranks
 @nki.jit
 def reduce_scatter_hbm_kernel(input: Tensor, replica_group: ReplicaGroups, num_ranks: int) -> Tensor:
     """out = this rank's part, of num_ranks along dimension 0, of the sum of input over the ranks."""
+    check_ranks(replica_group, num_ranks)
     check_parts(input, num_ranks)
     src = source_of(input)
     dst = named_tensor(with_rows(input, input.shape[0] // num_ranks), input.dtype, "dst")
@@ -66,6 +69,7 @@ def all_to_all_hbm_kernel(input: Tensor, replica_group: ReplicaGroups) -> Tensor
 @nki.jit
 def rank_id_kernel(in_tensor: Tensor) -> Tensor:
     """out = in_tensor[rank], [1, ...]: the rank is a run-time offset."""
+    assert_tensors((("in_tensor", in_tensor),))
     out = named_tensor(with_rows(in_tensor, 1), in_tensor.dtype, "out")
     nisa.dma_copy(out, in_tensor[nl.ds(ncc.rank_id(), 1)])
     return out
@@ -74,6 +78,7 @@ def rank_id_kernel(in_tensor: Tensor) -> Tensor:
 @nki.jit
 def dma_copy_rank_id_kernel(in_tensor: Tensor, rank_id_lookup: Tensor) -> Tensor:
     """out = in_tensor[rank_id_lookup[rank]], [1, ...]; the table entry passes through SBUF."""
+    assert_tensors((("in_tensor", in_tensor), ("rank_id_lookup", rank_id_lookup)))
     entries = rank_id_lookup.reshape((rank_id_lookup.shape[0], 1))
     entry = nl.ndarray((1, 1), rank_id_lookup.dtype)
     nisa.dma_copy(entry, entries[nl.ds(ncc.rank_id(), 1)])
@@ -84,7 +89,13 @@ def dma_copy_rank_id_kernel(in_tensor: Tensor, rank_id_lookup: Tensor) -> Tensor
     return out
 
 
+def check_ranks(replica_group: ReplicaGroups, num_ranks: int) -> None:
+    size = len(replica_group[0])
+    kernel_assert(num_ranks == size, f"num_ranks: got {num_ranks}, allowed is the size of the groups, {size}")
+
+
 def check_parts(input: Tensor, ranks: int) -> None:
+    assert_tensors((("input", input),))
     kernel_assert(
         input.shape[0] % ranks == 0, f"input: got {input.shape[0]} rows, allowed are multiples of {ranks}"
     )
@@ -97,6 +108,7 @@ def with_rows(tensor: Tensor, rows: int) -> tuple[int, ...]:
 
 def source_of(input: Tensor) -> Tensor:
     """Copy an argument to a named tensor."""
+    assert_tensors((("input", input),))
     src = named_tensor(input.shape, input.dtype, "src")
     copy_share(src, input)
     return src

@@ -8,7 +8,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
@@ -35,6 +35,7 @@ def fine_grained_allgather(
     True
     """
     check_degree(tp_degree)
+    assert_tensors((("lhs", lhs),))
     kernel_assert(len(lhs.shape) == 2, f"lhs: got {len(lhs.shape)} dimensions, allowed are 2")
     rows, columns = lhs.shape
     cores = nl.num_programs(0)

@@ -12,7 +12,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil, interleave_copy
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
@@ -179,6 +179,7 @@ def columns_of(job: GatherMatmul, columns: TiledRangeIterator) -> Tensor:
 
 
 def check(lhs: Tensor, rhs: Tensor) -> None:
+    assert_tensors((("lhs", lhs), ("rhs", rhs)))
     kernel_assert(
         len(lhs.shape) == 2 and len(rhs.shape) == 2,
         f"lhs, rhs: got {len(lhs.shape)} and {len(rhs.shape)} dimensions, allowed are 2",

@@ -9,7 +9,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import sizeinbytes
-from nkilib.core.utils.kernel_assert import kernel_assert
+from nkilib.core.utils.kernel_assert import assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
@@ -72,6 +72,7 @@ def result_of(inp: Tensor, tp_degree: int) -> Tensor:
 
 
 def check(inp: Tensor, groups: ReplicaGroups, tp_degree: int) -> None:
+    assert_tensors((("inp", inp),))
     kernel_assert(len(inp.shape) == 2, f"inp: got {len(inp.shape)} dimensions, allowed are 2")
     kernel_assert(
         len(groups[0]) == tp_degree,
