@@ -237,6 +237,16 @@ def test_scales_without_quantization_are_warned_about(name):
     near(got[0], expected(**(BASIC | fp8()))[0], 0.01)
 
 
+@pytest.mark.parametrize(
+    "name", ["gate_proj_bias_tensor", "gate_clamp_upper_limit", "gate_clamp_lower_limit"]
+)
+def test_options_of_a_skipped_gate_are_warned_about(name):
+    value = random((1, INNER)) if name == "gate_proj_bias_tensor" else 0.1
+    with pytest.warns(UserWarning, match=f"mlp: {name} has no effect.*skip_gate_proj=False"):
+        got = run(mlp, **BASIC, **{name: value}, skip_gate_proj=True)
+    near(got[0], expected(**BASIC, skip_gate_proj=True)[0], 2e-5)
+
+
 def test_weights_of_no_norm_are_warned_about():
     with pytest.warns(UserWarning, match="normalization_weights_tensor has no effect"):
         run(mlp, **BASIC, normalization_weights_tensor=np.ones((1, H), np.float32))
@@ -290,21 +300,6 @@ REFUSED += [
         "refuses-many",
         {"hidden_tensor": random((1, 513, H)), "mode": ComputationMode.DECODE},
         "hidden_tensor",
-    ),
-    Option(
-        "refuses-skipped-bias",
-        {"skip_gate_proj": True, "gate_proj_bias_tensor": random((1, INNER))},
-        "gate_proj_bias_tensor",
-    ),
-    Option(
-        "refuses-skipped-upper",
-        {"skip_gate_proj": True, "gate_clamp_upper_limit": 1.0},
-        "gate_clamp_upper_limit",
-    ),
-    Option(
-        "refuses-skipped-lower",
-        {"skip_gate_proj": True, "gate_clamp_lower_limit": 1.0},
-        "gate_clamp_lower_limit",
     ),
     Option("refuses-row-scale", ROW | {"up_w_scale": None}, "up_w_scale"),
     Option("refuses-row-shape", ROW | {"down_w_scale": np.ones((128, INNER), np.float32)}, "down_w_scale"),

@@ -200,11 +200,13 @@ REFUSED = refusals(
 ) + [
     Option("refuses-hybrid", {"spec": spec("shard_on_i_hybrid")}, "conditions"),
     Option("refuses-mx", {"spec": spec("shard_on_i_mx")}, "gate_up_proj_weight"),
-    Option(
-        "refuses-skipped", {"skip_gate_proj": True, "gate_clamp_upper_limit": 1.0}, "gate_clamp_upper_limit"
-    ),
     Option("refuses-in-scale", {"down_in_scale": np.ones((1, 1), np.float32)}, "gate_up_in_scale"),
 ]
+
+
+def test_limits_of_a_skipped_gate_are_warned_about():
+    with pytest.warns(UserWarning, match="moe_cte: gate_clamp_upper_limit has no effect"):
+        run(moe_cte, **BASIC, skip_gate_proj=True, gate_clamp_upper_limit=1.0)
 
 
 @each(REFUSED)

@@ -26,7 +26,6 @@ from nkilib.core.utils.common_types import (
 from nkilib.core.utils.kernel_assert import (
     assert_shape,
     kernel_assert,
-    refuse_without_effect,
     warn_without_effect,
 )
 from nkilib.core.utils.kernel_helpers import (
@@ -145,7 +144,7 @@ def check_matrices(p: MLPParameters) -> None:
     kernel_assert(len(up) == 2, f"up_proj_weights_tensor: got shape {up}, expected (H, I)")
     kernel_assert(len(down) == 2, f"down_proj_weights_tensor: got shape {down}, expected (I, H)")
     if p.skip_gate:
-        refuse_without_effect(
+        warn_without_effect(
             False,
             "skip_gate_proj=False",
             (

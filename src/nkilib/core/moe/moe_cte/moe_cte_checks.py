@@ -25,6 +25,7 @@ from nkilib.core.utils.kernel_assert import (
     assert_shape,
     kernel_assert,
     refuse_without_effect,
+    warn_without_effect,
 )
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
@@ -176,7 +177,7 @@ def check_checkpoints(p: ExpertsParameters) -> None:
         "expert_affinity_multiply_on_I=False",
         (("down_activations", p.down_checkpoint),),
     )
-    refuse_without_effect(
+    warn_without_effect(
         not p.skip_gate,
         "skip_gate_proj=False",
         (("gate_clamp_upper_limit", p.gate.upper), ("gate_clamp_lower_limit", p.gate.lower)),
