@@ -292,7 +292,7 @@ def check_arguments(
     initial_state: Tensor | None,
     causal_mask: Tensor,
 ) -> None:
-    required = (("x", x), ("dt", dt), ("A", A), ("B", B), ("C", C), ("causal_mask", causal_mask))
+    required = (("x", x), ("dt", dt), ("A", A), ("B", B), ("C", C))
     assert_tensors(required, (("D", D), ("initial_state", initial_state)))
     kernel_assert(len(x.shape) == 4, f"x: got shape {tuple(x.shape)}, expected [b, h, S, d]")
     batches, heads, length, d = x.shape
