@@ -32,9 +32,9 @@ def checked(path: str | Path, allowed: Collection[str] = ()) -> Iterator[None]:
     seen: list[tuple[Kernel, Program]] = []
     trace_call = attempts.trace_call
 
-    def recorded(kernel, call, has_data):
-        traced = trace_call(kernel, call, has_data)
-        seen.append((kernel, traced.program))
+    def recorded(call, has_data):
+        traced = trace_call(call, has_data)
+        seen.append((call.kernel, traced.program))
         return traced
 
     clear()  # a cached kernel is not traced

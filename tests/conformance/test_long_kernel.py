@@ -13,11 +13,20 @@ import pytest
 import nki.isa as nisa
 import nki.language as nl
 from nki.ir.liveness import CONDENSE_AT
+from nki.kernel.cache import clear
 from nki.launch.launch import Launch
 from nki.machine.generations import find
 from nki.options import Options
 
 PER_STEP = 12
+
+
+@pytest.fixture(autouse=True)
+def nothing_cached():
+    """Programs that other tests left in the cache have storages too."""
+    clear()
+
+
 MARKS = (1_000, 10_000)  # instructions
 
 

@@ -88,7 +88,11 @@ def test_a_tree_comes_back_as_it_was(tree):
     assert same(tree, records.TreeReader(arrays).read(plain))
 
 
-@pytest.mark.parametrize("value", [Evil(), print, object(), {1, 2}, np.array([Evil()]), type], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value",
+    [Evil(), print, object(), {1, 2}, np.array([Evil()]), type],
+    ids=lambda value: type(value).__name__,
+)
 def test_other_values_are_refused_by_name(value):
     writer = records.TreeWriter()
     with pytest.raises(nki.NkiError, match="cannot be sent from one process to another"):

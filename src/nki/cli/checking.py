@@ -106,7 +106,7 @@ def _check_kernel(
         found += [of_lint(hit, name) for hit in lint(kernel, options.front_end, checked=checked)]
         if options.release:
             found += portability.of_source(kernel, options.release, checked)
-    if not options.release:
+    if kernel.linted and not options.release:
         found += _removed(kernel)
     cases = [Case(values, options.lnc)] if values else list(_written_cases(kernel, options.lnc))
     if options.arg and not values.keys() <= set(kernel.__signature__.parameters):
