@@ -61,7 +61,7 @@ def test_biases_limits_activation_and_masks(lnc, all_expert):
         "expert_gate_up_bias": np.ascontiguousarray(tiled.transpose(0, 3, 1, 2, 4)).astype(np.float32),
         "expert_down_bias": bias[1],
         "activation_fn": ActFnType.Swish,
-        "mask_unselected_experts": True,
+        "mask_unselected_experts": all_expert,
         "rank_id": np.zeros((1, 1), np.int32),
         **POST,
     }
