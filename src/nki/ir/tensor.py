@@ -31,6 +31,7 @@ class NkiTensor(View):
     """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes."""
 
     __slots__ = ("lease", "is_comparison", "recorded")
+    recorded: View | None
 
     # Users cannot set them; we set them through the slots of Layout, which also declares their types.
     if not TYPE_CHECKING:
@@ -64,28 +65,7 @@ class NkiTensor(View):
         row = prod(shape) // rows * dtype.itemsize
         if rows > storage.partitions or row > storage.pitch:
             raise error("shape", f"NkiTensor: {dtype}{list(shape)} does not fit {storage!r}")
-        self._fill(storage, lease, 0, shape, strides, dtype, None)
-
-    def _fill(
-        self,
-        storage: Storage,
-        lease: Lease | None,
-        offset: int,
-        shape: Shape,
-        strides: tuple[int, ...],
-        dtype: dtypes.DType,
-        indirection: Indirection | None,
-    ) -> None:
-        self.storage = storage
-        self.lease = lease
-        _set_offset(self, offset)
-        _set_shape(self, shape)
-        _set_strides(self, strides)
-        _set_dtype(self, dtype)
-        self.indirection = indirection
-        self._sig = None
-        self.is_comparison = False
-        self.recorded: View | None = None  # stands for this tensor in a recording
+        _fill(self, storage, lease, 0, shape, strides, dtype)
 
     def _make(
         self,
@@ -95,7 +75,8 @@ class NkiTensor(View):
         dtype: dtypes.DType,
         indirection: Indirection | None,
     ) -> NkiTensor:
-        return _new(self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
+        made = _blank(NkiTensor)
+        return _fill(made, self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
 
     @property
     def base_tensor(self) -> NkiTensor:
@@ -192,7 +173,8 @@ class NkiTensor(View):
     __index__ = __int__
 
 
-def _new(
+def _fill(
+    tensor: NkiTensor,
     storage: Storage,
     lease: Lease | None,
     offset: int,
@@ -202,8 +184,7 @@ def _new(
     indirection: Indirection | None = None,
     sig: int | None = None,
 ) -> NkiTensor:
-    """Return what `_fill` makes, without the call: a kernel makes one for every tile and every slice."""
-    tensor = _blank(NkiTensor)
+    """Return a blank tensor with its slots set: a kernel makes one for every tile and every slice."""
     tensor.storage = storage
     tensor.lease = lease
     _set_offset(tensor, offset)
@@ -213,13 +194,14 @@ def _new(
     tensor.indirection = indirection
     tensor._sig = sig
     tensor.is_comparison = False
-    tensor.recorded = None
+    tensor.recorded = None  # a View, once it stands for this tensor in a recording
     return tensor
 
 
 def whole(storage: Storage, lease: Lease | None) -> NkiTensor:
     """Return the tensor that covers a storage, row-major."""
-    return _new(storage, lease, 0, Shape(storage.shape), row_major(storage.shape), storage.dtype)
+    sizes = Shape(storage.shape)
+    return _fill(_blank(NkiTensor), storage, lease, 0, sizes, row_major(sizes), storage.dtype)
 
 
 class Template:
@@ -235,7 +217,9 @@ class Template:
 
     def tensor(self, storage: Storage, lease: Lease) -> NkiTensor:
         """Return the tensor that covers a storage without a chosen address."""
-        tensor = _new(storage, lease, 0, self.shape, self.strides, self.dtype, None, self.sig)
+        tensor = _fill(
+            _blank(NkiTensor), storage, lease, 0, self.shape, self.strides, self.dtype, None, self.sig
+        )
         if self.sig is None:
             self.sig = tensor.sig
         return tensor

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import numpy as np
 
 from ..errors import error
@@ -17,7 +14,7 @@ from ..launch.core import issue
 from ..machine.machine import Machine
 from ..machine.memories import PRIVATE_HBM, SBUF, SHARED_HBM
 from . import rules
-from .deprecated import P, R
+from .deprecated import deprecated_keywords
 from .enums import nc_version
 from .virtual_register import VirtualRegister, as_value, is_register, writable
 
@@ -32,20 +29,7 @@ def register_alloc(x: Int | VirtualRegister | NkiTensor | None = None) -> Virtua
     return register
 
 
-def _accepts_imm(function: Callable[P, R]) -> Callable[P, R]:
-    """The old keyword `imm` of register_move."""
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "imm" in kwargs:
-            warn("legacy", "register_move: imm= is an old form", help="write src=")
-            kwargs["src"] = kwargs.pop("imm")
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-@_accepts_imm
+@deprecated_keywords(imm="src")
 def register_move(dst: VirtualRegister, src: Int | VirtualRegister) -> NkiInstruction:
     """dst = src, a compile-time int or another register."""
     writable(dst, "register_move")

@@ -116,6 +116,7 @@ _KEEPS_INTEGERS = (
 )
 _EXACT = ("add", "subtract", "multiply", "maximum", "minimum")  # 32-bit integers too (spec/isa.md 1.6)
 _INTEGER_32 = (dtypes.int32, dtypes.uint32)
+_MULTIPLY = OPERATORS["multiply"]
 
 
 # ---- two operands --------------------------------------------------------------------------------
@@ -269,34 +270,14 @@ def _unary(op: Operator, x: TileOrNumber, dtype: DTypeLike | None) -> NkiTensor:
         out = cast(_unary(op, x, None), target)
     else:
         out = allocate(name, x.shape, target)
-        _UNARY_BY.get(name, _by_activation)(out, op, x)
+        unary_into(out, op, x)
     watch_integers(name, out, x)
     return out
 
 
-def _by_activation(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
-    isa.activation(out, op, x)
-
-
-def _by_function(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
-    issue_function(out, op, x)
-
-
-def _by_tensor_scalar(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
-    isa.tensor_scalar(out, x, op, None)
-
-
-def _copy(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
-    isa.tensor_copy(out, x)
-
-
-def _reciprocal(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
-    isa.reciprocal(out, x)
-
-
 def _rsqrt(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
     if not current().execution.options.since("0.5"):  # by the scalar engine until then, which reaches PSUM
-        _by_activation(out, op, x)
+        isa.activation(out, op, x)
         return
     if x.buffer is PSUM:
         raise error(
@@ -308,10 +289,6 @@ def _rsqrt(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
     isa.tensor_scalar(out, x, op, None, engine=isa.engine.gpsimd)
 
 
-def _negative(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
-    isa.tensor_scalar(out, x, OPERATORS["multiply"], -1 if x.dtype.is_integer else -1.0)
-
-
 def _logical_not(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
     if _holds_bits(x.dtype):
         isa.tensor_scalar(out, x, OPERATORS["bitwise_xor"], 1)
@@ -319,21 +296,21 @@ def _logical_not(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
         isa.tensor_scalar(out, x, OPERATORS["equal"], 0.0)
 
 
-_UNARY_BY: dict[str, Callable[[NkiTensor, Operator, NkiTensor], None]] = {
-    "abs": _by_tensor_scalar,
-    "invert": _by_tensor_scalar,
-    "copy": _copy,
-    "reciprocal": _reciprocal,
+_Issues: TypeAlias = Callable[[NkiTensor, Operator, NkiTensor], object]
+_UNARY_BY: dict[str, _Issues] = {
+    **dict.fromkeys(("abs", "invert"), lambda out, op, x: isa.tensor_scalar(out, x, op, None)),
+    **dict.fromkeys(("sin", "cos", "tan", "arctan", "ceil", "floor", "trunc"), issue_function),
+    "copy": lambda out, op, x: isa.tensor_copy(out, x),
+    "reciprocal": lambda out, op, x: isa.reciprocal(out, x),
+    "negative": lambda out, op, x: isa.tensor_scalar(out, x, _MULTIPLY, -1 if x.dtype.is_integer else -1.0),
     "rsqrt": _rsqrt,
-    "negative": _negative,
     "logical_not": _logical_not,
-    **dict.fromkeys(("sin", "cos", "tan", "arctan", "ceil", "floor", "trunc"), _by_function),
 }
 
 
 def unary_into(out: NkiTensor, op: Operator, x: NkiTensor) -> None:
     """Issue out = op(x), by the instruction that has it."""
-    _UNARY_BY.get(op.name, _by_activation)(out, op, x)
+    _UNARY_BY.get(op.name, isa.activation)(out, op, x)
 
 
 # ---- giving the tokens their functions -----------------------------------------------------------

@@ -52,11 +52,6 @@ class Operator:
     def is_bitwise(self) -> bool:
         return self.kind.startswith("bitwise")
 
-    @property
-    def is_arithmetic(self) -> bool:
-        """Takes part in float32 arithmetic of the vector engine."""
-        return self.kind in ("arithmetic", "comparison", "logical", "unary")
-
     def __call__(self, *args: object, **kwargs: object) -> Any:
         if self.function is None:
             raise TypeError(f"{self!r} is an operator token: pass it as op=, it cannot be called")
@@ -102,38 +97,21 @@ def _define(kind: str, **formulas: Formula | None) -> None:
         OPERATORS[name] = Operator(name, kind, formula)
 
 
-_define(
-    "arithmetic",
-    add=np.add,
-    subtract=np.subtract,
-    multiply=np.multiply,
-    divide=np.true_divide,
-    maximum=np.maximum,
-    minimum=np.minimum,
-    power=np.power,
-    mod=np.mod,
-    fmod=np.fmod,
-    abs_max=_abs_max,
-    abs_min=_abs_min,
-)
-_define(
-    "comparison",
-    equal=np.equal,
-    not_equal=np.not_equal,
-    less=np.less,
-    less_equal=np.less_equal,
-    greater=np.greater,
-    greater_equal=np.greater_equal,
-)
-_define("logical", logical_and=np.logical_and, logical_or=np.logical_or, logical_xor=np.logical_xor)
-_define(
-    "bitwise",
-    bitwise_and=np.bitwise_and,
-    bitwise_or=np.bitwise_or,
-    bitwise_xor=np.bitwise_xor,
-    left_shift=np.left_shift,
-    right_shift=np.right_shift,
-)
+def _numpy(*names: str) -> dict[str, Formula]:
+    """Return numpy's functions of these names."""
+    return {name: getattr(np, name) for name in names}
+
+
+_ARITHMETIC = _numpy("add", "subtract", "multiply", "maximum", "minimum", "power")
+_COMPARISON = _numpy("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+_LOGICAL = _numpy("logical_and", "logical_or", "logical_xor")
+_BITWISE = _numpy("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
+
+_define("arithmetic", **_ARITHMETIC, divide=np.true_divide, mod=np.mod, fmod=np.fmod)
+_define("arithmetic", abs_max=_abs_max, abs_min=_abs_min)
+_define("comparison", **_COMPARISON)
+_define("logical", **_LOGICAL)
+_define("bitwise", **_BITWISE)
 _define("bitwise-unary", invert=np.invert)
 _define("unary", abs=np.abs, square=np.square, relu=_relu, rsqrt=_rsqrt, reciprocal=np.reciprocal)
 _define("activation", **special.ACTIVATIONS_ONLY)
@@ -146,42 +124,11 @@ for _name, _function in special.ACTIVATIONS.items():
 for _name in ("abs_max", "abs_min", "square", "relu"):
     OPERATORS[_name].since = 4
 
-_NUMPY = {
-    np.add: "add",
-    np.subtract: "subtract",
-    np.multiply: "multiply",
-    np.maximum: "maximum",
-    np.minimum: "minimum",
-    np.power: "power",
-    np.equal: "equal",
-    np.not_equal: "not_equal",
-    np.less: "less",
-    np.less_equal: "less_equal",
-    np.greater: "greater",
-    np.greater_equal: "greater_equal",
-    np.logical_and: "logical_and",
-    np.logical_or: "logical_or",
-    np.logical_xor: "logical_xor",
-    np.bitwise_and: "bitwise_and",
-    np.bitwise_or: "bitwise_or",
-    np.bitwise_xor: "bitwise_xor",
-    np.left_shift: "left_shift",
-    np.right_shift: "right_shift",
-    np.invert: "invert",
-    np.abs: "abs",
-    np.square: "square",
-    np.exp: "exp",
-    np.log: "log",
-    np.sqrt: "sqrt",
-    np.sin: "sin",
-    np.tanh: "tanh",
-    np.sign: "sign",
-    np.reciprocal: "reciprocal",
-    np.max: "maximum",
-    np.min: "minimum",
-    np.sum: "add",
-    np.prod: "multiply",
-}
+# what numpy calls an operator: the ufunc of its name, and the reductions
+_UNARY = _numpy("invert", "abs", "square", "exp", "log", "sqrt", "sin", "tanh", "sign", "reciprocal")
+_NAMED = _ARITHMETIC | _COMPARISON | _LOGICAL | _BITWISE | _UNARY
+_NUMPY: dict[Any, str] = {function: name for name, function in _NAMED.items()}
+_NUMPY |= {np.max: "maximum", np.min: "minimum", np.sum: "add", np.prod: "multiply"}
 
 
 def find(name: str) -> Operator:

@@ -57,54 +57,26 @@ def _matmul(torch: ModuleType, a: Tensor, b: Tensor) -> Any:
     return torch.matmul(a, b)
 
 
+_SAME_NAME = (
+    *("add", "subtract", "multiply", "true_divide", "maximum", "minimum", "fmod", "copysign"),
+    *("logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    *("reciprocal", "floor", "ceil", "trunc", "isnan", "isfinite", "signbit", "exp"),
+)
+_OTHER_NAME = {
+    **{"equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt"},
+    **{"greater_equal": "ge", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift"},
+    **{"invert": "bitwise_not", "absolute": "abs", "negative": "neg", "rint": "round"},
+}
+_ROUNDED_ONCE = ("sqrt", "log", "log1p", "tanh", "sin", "cos", "tan", "arctan")
+
+UFUNCS.update({getattr(np, name): _named(name) for name in _SAME_NAME})
+UFUNCS.update({getattr(np, name): _named(theirs) for name, theirs in _OTHER_NAME.items()})
+UFUNCS.update({getattr(np, name): _rounded_once(name) for name in _ROUNDED_ONCE})
 UFUNCS.update(
     {
-        np.add: _named("add"),
-        np.subtract: _named("subtract"),
-        np.multiply: _named("multiply"),
-        np.true_divide: _named("true_divide"),
-        np.maximum: _named("maximum"),
-        np.minimum: _named("minimum"),
-        np.fmod: _named("fmod"),
         np.mod: _mod,
-        np.equal: _named("eq"),
-        np.not_equal: _named("ne"),
-        np.less: _named("lt"),
-        np.less_equal: _named("le"),
-        np.greater: _named("gt"),
-        np.greater_equal: _named("ge"),
-        np.logical_and: _named("logical_and"),
-        np.logical_or: _named("logical_or"),
-        np.logical_xor: _named("logical_xor"),
-        np.logical_not: _named("logical_not"),
-        np.bitwise_and: _named("bitwise_and"),
-        np.bitwise_or: _named("bitwise_or"),
-        np.bitwise_xor: _named("bitwise_xor"),
-        np.left_shift: _named("bitwise_left_shift"),
-        np.right_shift: _named("bitwise_right_shift"),
-        np.invert: _named("bitwise_not"),
-        np.absolute: _named("abs"),
-        np.negative: _named("neg"),
         np.square: lambda torch, x: x * x,
-        np.sqrt: _rounded_once("sqrt"),
-        np.reciprocal: _named("reciprocal"),
         np.sign: _sign,
-        np.rint: _named("round"),
-        np.floor: _named("floor"),
-        np.ceil: _named("ceil"),
-        np.trunc: _named("trunc"),
-        np.isnan: _named("isnan"),
-        np.isfinite: _named("isfinite"),
-        np.signbit: _named("signbit"),
-        np.copysign: _named("copysign"),
-        np.exp: _named("exp"),
-        np.log: _rounded_once("log"),
-        np.log1p: _rounded_once("log1p"),
-        np.tanh: _rounded_once("tanh"),
-        np.sin: _rounded_once("sin"),
-        np.cos: _rounded_once("cos"),
-        np.tan: _rounded_once("tan"),
-        np.arctan: _rounded_once("arctan"),
         np.power: _rounded_once("pow"),
         np.matmul: _matmul,
     }
