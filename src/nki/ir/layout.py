@@ -94,6 +94,35 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def coalesced(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Return dimensions as the fewest (count, stride) pairs, outermost first."""
+    dims: list[tuple[int, int]] = []
+    for count, stride in zip(shape, strides, strict=True):
+        if count == 1:
+            continue
+        if dims and dims[-1][1] == stride * count:
+            dims[-1] = (dims[-1][0] * count, stride)
+        else:
+            dims.append((count, stride))
+    return dims
+
+
+def regrouped(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
+    """Return strides that give the same elements the shape `wanted`; None: that would need a copy."""
+    blocks = coalesced(shape, strides)
+    found: list[int] = []
+    left, step = blocks.pop() if blocks else (1, 1)
+    for count in reversed(wanted):
+        if left == 1 and blocks:
+            left, step = blocks.pop()
+        if left % count:
+            return None
+        found.append(step)
+        step *= count
+        left //= count
+    return found[::-1]
+
+
 def as_list(value: object, what: str) -> list[object]:
     if not isinstance(value, (tuple, list)):
         raise error("argument", f"{what} must be a tuple or list, got {shown(value)}")

@@ -10,7 +10,7 @@ from ..errors import error
 from .context import running
 from .dimensions import Dimensioned
 from .hooks import hooks
-from .layout import Int, as_list, is_int, row_major, shown
+from .layout import Int, as_list, is_int, regrouped, row_major, shown
 
 V = TypeVar("V", bound="Reshaped")  # jedi knows it, but not typing.Self
 
@@ -124,29 +124,14 @@ class Reshaped(Dimensioned):
 
     def _regroup(self, shape: Sequence[int], strides: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """Return strides of `sizes` over the memory that (shape, strides) describe (spec/tensor.md 5.10)."""
-        blocks: list[tuple[int, int]] = []  # (elements, innermost stride), outermost first
-        for count, stride in zip(shape, strides, strict=True):
-            if count == 1:
-                continue
-            if blocks and blocks[-1][1] == stride * count:
-                blocks[-1] = (blocks[-1][0] * count, stride)
-            else:
-                blocks.append((count, stride))
-        new_strides: list[int] = []
-        left, step = blocks.pop() if blocks else (1, 1)
-        for count in reversed(sizes):
-            if left == 1 and blocks:
-                left, step = blocks.pop()
-            if left % count:
-                self._fail(
-                    "layout",
-                    f"reshape: {tuple(sizes)} would need a copy of this layout",
-                    help="copy to a dense tensor first (nisa.tensor_copy on chip, nisa.dma_copy in HBM)",
-                )
-            new_strides.append(step)
-            step *= count
-            left //= count
-        return new_strides[::-1]
+        found = regrouped(shape, strides, sizes)
+        if found is None:
+            self._fail(
+                "layout",
+                f"reshape: {tuple(sizes)} would need a copy of this layout",
+                help="copy to a dense tensor first (nisa.tensor_copy on chip, nisa.dma_copy in HBM)",
+            )
+        return found
 
     def rearrange(
         self: V,

@@ -17,6 +17,7 @@ from ..machine.machine import Machine
 from ..machine.memories import PSUM
 from .context import warn
 from .instruction import Instruction, NkiInstruction
+from .layout import coalesced
 from .view import View
 
 GENERATION_NAMES = {2: "trn1", 3: "trn2", 4: "trn3"}
@@ -148,7 +149,7 @@ def _check_reach(ins: Instruction, name: str, view: View) -> None:
 
 def _check_access(ins: Instruction, name: str, view: View, machine: Machine) -> None:
     """Start partitions and access patterns: what hardware addresses, as warnings."""
-    if len(_coalesced(view)) > machine.access_max_dims:
+    if len(coalesced(view.shape[1:], view.strides[1:])) > machine.access_max_dims:
         warn(
             "ap-dims",
             f"{ins.public}: {name} needs more than {machine.access_max_dims} free dimensions to address",
@@ -175,19 +176,6 @@ def _check_start(ins: Instruction, name: str, view: View, machine: Machine) -> N
             notes=[f"{name}: {view.describe()}"],
             help="move the data to a partition range the engines can address",
         )
-
-
-def _coalesced(view: View) -> list[tuple[int, int]]:
-    """The free dims of a view as the fewest (count, stride) pairs."""
-    dims: list[tuple[int, int]] = []
-    for count, stride in zip(view.shape[1:], view.strides[1:], strict=True):
-        if count == 1:
-            continue
-        if dims and dims[-1][1] == stride * count:
-            dims[-1] = (dims[-1][0] * count, stride)
-        else:
-            dims.append((count, stride))
-    return dims
 
 
 def _check_writable(ins: Instruction, name: str, view: View) -> None:

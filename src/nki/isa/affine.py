@@ -180,8 +180,7 @@ class AffineSelect(GpsimdInstruction):
 
     def check(self, machine: Machine) -> None:
         self.check_tiles()
-        rules.matching(self, "dst", "on_true_tile")
-        rules.castable(self, "dst", "on_true_tile")
+        rules.matching_values(self, "dst", "on_true_tile")
         rules.operator(self, "cmp_op", COMPARISONS)
         _check_affine(self)
         if not rules.is_number(self.on_false_value):

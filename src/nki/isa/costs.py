@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ..ir.instruction import Instruction, InstructionCost
 from ..ir.view import View
 from ..machine.machine import Machine
@@ -13,6 +15,11 @@ class VectorInstruction(Instruction):
 
     engines = (VECTOR,)
     cost_source = "spec/machine.md 6.2"
+    rate: ClassVar[str] = "vector_one_input"  # the Machine field with its cycles per element
+
+    def cost(self, m: Machine) -> InstructionCost:
+        """Return the cost of streaming the first input."""
+        return vector_cost(self, m, self.rate, self.operands()[self.read_at[0]].free_elements)
 
 
 def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float = 0.0) -> InstructionCost:

@@ -9,9 +9,8 @@ from ..ir.instruction import In, InstructionCost, Out
 from ..ir.layout import Int, is_int
 from ..machine.machine import Machine
 from . import rules
-from .gpsimd import GpsimdInstruction
+from .gpsimd import GROUP, GpsimdInstruction, snake, whole_groups
 from .numerics import flat
-from .partition_groups import GROUP, snake, whole_groups
 from .public import public
 
 # ---- gathers -------------------------------------------------------------------------------------

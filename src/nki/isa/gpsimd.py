@@ -14,8 +14,9 @@ from ..machine.operators import Operator
 from . import rules
 from .enums import GPSIMD
 from .numerics import flat
-from .partition_groups import GROUP, snake, whole_groups
 from .public import public
+
+GROUP = 16  # partitions of one GpSimd processor
 
 
 class GpsimdInstruction(Instruction):
@@ -33,6 +34,17 @@ class GpsimdInstruction(Instruction):
         return InstructionCost(
             m.gpsimd_overhead_cycles + getattr(m, field) * elements, m.fix_gpsimd_ns, rests_on
         )
+
+
+def snake(tile: np.ndarray) -> np.ndarray:
+    """One row per group of 16 partitions: its elements down the partitions, column by column."""
+    groups = flat(tile).reshape(tile.shape[0] // GROUP, GROUP, -1)
+    return groups.transpose(0, 2, 1).reshape(len(groups), -1)
+
+
+def whole_groups(ins: Instruction, name: str) -> None:
+    wanted = f"a multiple of {GROUP} is needed"
+    rules.partition_multiple(ins, name, GROUP, wanted, "each GpSimd processor owns 16 partitions")
 
 
 class TensorPartitionReduce(GpsimdInstruction):

@@ -24,7 +24,7 @@ from ..machine.dtypes import DType, bits
 from ..machine.machine import Machine
 from . import rules
 from .costs import VectorInstruction
-from .numerics import flat, shaped
+from .numerics import Array, flat, shaped
 from .tensor import TiledMatmul
 
 PACKED = ("float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4")
@@ -84,15 +84,9 @@ def check_scale(ins: Instruction, name: str, partitions: int, columns: int) -> N
 
 def check_quadrants(ins: Instruction, name: str) -> None:
     """The operand fills whole quadrants."""
-    partitions = getattr(ins, name).shape[0]
-    if partitions % QUADRANT:
-        raise rules.fail(
-            ins,
-            "shape",
-            f"{name} has {partitions} partitions, MX works on multiples of {QUADRANT}",
-            [name],
-            f"pad it with zeros to {-(-partitions // QUADRANT) * QUADRANT} partitions",
-        )
+    padded = -(-getattr(ins, name).shape[0] // QUADRANT) * QUADRANT
+    wanted = f"MX works on multiples of {QUADRANT}"
+    rules.partition_multiple(ins, name, QUADRANT, wanted, f"pad it with zeros to {padded} partitions")
 
 
 def quantize_mx(
@@ -292,12 +286,7 @@ class NcMatmulMx(TiledMatmul):
         return scale_parts(self.operands()[index], self.stationary.shape[0]) if index > 2 else None
 
     def compute(
-        self,
-        dst: np.ndarray,
-        stationary: np.ndarray,
-        moving: np.ndarray,
-        stationary_scale: np.ndarray,
-        moving_scale: np.ndarray,
+        self, dst: Array, stationary: Array, moving: Array, stationary_scale: Array, moving_scale: Array
     ) -> None:
         left = dequantize(stationary, self.stationary.dtype, stationary_scale)
         right = dequantize(moving, self.moving.dtype, moving_scale)

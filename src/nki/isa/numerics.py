@@ -13,6 +13,7 @@ from ..ir.view import View
 from ..machine.dtypes import DType, f32, store
 from ..machine.operators import Operator
 
+Array: TypeAlias = np.ndarray
 Values: TypeAlias = "np.ndarray | float | None"  # an operand as `compute` gets it: of a tile, or a number
 
 

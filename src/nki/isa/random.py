@@ -110,8 +110,7 @@ class Dropout(VectorInstruction):
     prob: Operand
 
     def check(self, machine: Machine) -> None:
-        rules.matching(self, "dst", "data")
-        rules.castable(self, "dst", "data")
+        rules.matching_values(self, "dst", "data")
         rules.same_dtype(self, "dst", "data")
         if self.prob is None:
             raise rules.not_a_tensor(self, "prob", None)

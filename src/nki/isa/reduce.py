@@ -18,7 +18,7 @@ from .accumulators import VectorReduction
 from .alu import BINARY, BITWISE, LOGICAL, MAGNITUDES, REDUCERS
 from .costs import VectorInstruction, vector_cost
 from .enums import IDLE, LOAD_REDUCE, REDUCE, RESET_REDUCE, reduce_cmd
-from .numerics import Values, column, scratch, shaped
+from .numerics import Array, Values, column, scratch, shaped
 from .public import public
 
 
@@ -129,8 +129,7 @@ class TensorScalarReduce(VectorReduction):
     reduce_res_negate: bool = False
 
     def check(self, machine: Machine) -> None:
-        rules.matching(self, "dst", "data")
-        rules.castable(self, "dst", "data")
+        rules.matching_values(self, "dst", "data")
         unary = ("abs", "square", "relu", "reciprocal")
         alu.check_stage(self, "op0", "operand0", (*BINARY, *MAGNITUDES, *unary), "data", machine)
         rules.operator(self, "reduce_op", REDUCERS)
@@ -146,12 +145,7 @@ class TensorScalarReduce(VectorReduction):
             )
 
     def compute(
-        self,
-        dst: np.ndarray,
-        data: np.ndarray,
-        operand0: Values,
-        reduce_res: np.ndarray | None,
-        reduce_init: Any,
+        self, dst: Array, data: Array, operand0: Values, reduce_res: Array | None, reduce_init: Any
     ) -> None:
         x = f32(shaped(data, dst), self.data.dtype)
         operand0 = column(operand0, self.operand0, dst.ndim)
@@ -170,6 +164,7 @@ class Exponential(VectorReduction):
     public = "exponential"
     since = 4
     indirect = ("dst", "src")
+    rate = "vector_exponential"
     cost_formula = "N/4, the sum included"
 
     dst: Out
@@ -194,12 +189,7 @@ class Exponential(VectorReduction):
         accumulators.check_init(self, "reduce_init", "src", unset=0.0)
 
     def compute(
-        self,
-        dst: np.ndarray,
-        src: np.ndarray,
-        max_value: Values,
-        reduce_res: np.ndarray | None,
-        reduce_init: Any,
+        self, dst: Array, src: Array, max_value: Values, reduce_res: Array | None, reduce_init: Any
     ) -> None:
         x = f32(shaped(src, dst), self.src.dtype)
         values = np.subtract(x, column(max_value, self.max_value, dst.ndim), out=scratch(dst.shape, dst))
@@ -208,9 +198,6 @@ class Exponential(VectorReduction):
         acc = accumulators.step("vector", self.reduce_cmd, _ADD, values, init, self.public)
         store(dst, values, self.dst.dtype)
         accumulators.read_out(self, acc, reduce_res)
-
-    def cost(self, m: Machine) -> InstructionCost:
-        return vector_cost(self, m, "vector_exponential", self.src.free_elements)
 
 
 _ADD = OPERATORS["add"]

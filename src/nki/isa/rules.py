@@ -128,6 +128,12 @@ def matching(ins: Instruction, *names: str) -> None:
             )
 
 
+def matching_values(ins: Instruction, *names: str) -> None:
+    """Matching operands whose dtypes take part in arithmetic."""
+    matching(ins, *names)
+    castable(ins, *names)
+
+
 def same_partitions(ins: Instruction, first: str, *names: str) -> None:
     """Equal partitions; the elements per partition are another rule's business."""
     rows = getattr(ins, first).shape[0]
@@ -141,6 +147,12 @@ def same_partitions(ins: Instruction, first: str, *names: str) -> None:
                 [first, name],
                 "operands must have equal partitions; slice the larger one",
             )
+
+
+def partition_multiple(ins: Instruction, name: str, step: int, wanted: str, help: str) -> None:
+    partitions = getattr(ins, name).shape[0]
+    if partitions % step:
+        raise fail(ins, "shape", f"{name} has {partitions} partitions, {wanted}", [name], help)
 
 
 def column(ins: Instruction, name: str, like: str) -> None:

@@ -54,8 +54,7 @@ class ActivationInstruction(ReducingInstruction):
         reduce_op: Operator
 
     def check_activation(self, machine: Machine) -> None:
-        rules.matching(self, "dst", "data")
-        rules.castable(self, "dst", "data")
+        rules.matching_values(self, "dst", "data")
         if self.op.activation is None:
             raise rules.fail(
                 self,

@@ -25,6 +25,7 @@ class TensorScalarCumulative(VectorReduction):
 
     public = "tensor_scalar_cumulative"
     indirect = ("dst", "src")
+    rate = "vector_cumulative"
     cost_formula = "2N"
 
     dst: Out
@@ -57,9 +58,6 @@ class TensorScalarCumulative(VectorReduction):
         running = _running_reduction(self.op1, values, acc)
         acc[...] = running[:, -1]
         store(dst, running.reshape(dst.shape), self.dst.dtype)
-
-    def cost(self, m: Machine) -> InstructionCost:
-        return vector_cost(self, m, "vector_cumulative", self.src.free_elements)
 
 
 _CUMULATIVE_DTYPES = (

@@ -28,9 +28,14 @@ INDEX_TYPES = ("uint32", "uint16")
 KEEP = 255  # a shuffle_mask entry that leaves its partition alone
 
 
-def _one_pass(m: Machine, view: View) -> InstructionCost:
-    cycles = m.vector_one_input * view.free_elements
-    return InstructionCost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
+class SearchInstruction(VectorInstruction):
+    """One pass over the first input."""
+
+    cost_formula = "max(64, N)"
+
+    def cost(self, m: Machine) -> InstructionCost:
+        cycles = m.vector_one_input * self.operands()[1].free_elements
+        return InstructionCost(cycles, m.fix_vector_ns, ("fix_vector_ns",), m.min_ii_cycles)
 
 
 def _searchable(ins: Instruction, name: str, least: int = EIGHT) -> None:
@@ -47,11 +52,10 @@ def _searchable(ins: Instruction, name: str, least: int = EIGHT) -> None:
     rules.at_most(ins, name, count, LONGEST, "elements per partition", f"search it in pieces of {LONGEST}")
 
 
-class Max8(VectorInstruction):
+class Max8(SearchInstruction):
     """dst[P, 8] = the 8 largest elements of each partition of src, largest first."""
 
     public = "max8"
-    cost_formula = "max(64, N)"
 
     dst: Out
     src: In
@@ -68,15 +72,11 @@ class Max8(VectorInstruction):
         smallest.sort(axis=1)
         dtypes.store(dst, shaped(np.negative(smallest), dst), self.dst.dtype)
 
-    def cost(self, m: Machine) -> InstructionCost:
-        return _one_pass(m, self.src)
 
-
-class NcFindIndex8(VectorInstruction):
+class NcFindIndex8(SearchInstruction):
     """dst[P, 8] = where in data each of the 8 vals first occurs; a value given again takes its next place."""
 
     public = "nc_find_index8"
-    cost_formula = "max(64, N)"
 
     dst: Out
     data: In
@@ -105,9 +105,6 @@ class NcFindIndex8(VectorInstruction):
         positions, _ = find_positions(flat(f32(data, self.data.dtype)), wanted, range(EIGHT))
         dst[...] = shaped(positions, dst).astype(dst.dtype)
 
-    def cost(self, m: Machine) -> InstructionCost:
-        return _one_pass(m, self.data)
-
 
 def find_positions(data: np.ndarray, vals: np.ndarray, order: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:
     """Where each column of `vals` occurs first in `data`, and a mask of those places.
@@ -128,14 +125,13 @@ def find_positions(data: np.ndarray, vals: np.ndarray, order: Iterable[int]) -> 
     return positions, ~free
 
 
-class NcMatchReplace8(VectorInstruction):
+class NcMatchReplace8(SearchInstruction):
     """dst = data with imm in the place of the 8 vals; dst_idx[P, 8] = where they were.
 
     The columns of vals take turns from 7 down to 0, so of equal ones the last gets the first place.
     """
 
     public = "nc_match_replace8"
-    cost_formula = "max(64, N)"
 
     dst: Out
     data: In
@@ -174,9 +170,6 @@ class NcMatchReplace8(VectorInstruction):
         else:
             dtypes.store(dst, np.where(matched, imm, f32(data, self.data.dtype)), self.dst.dtype)
 
-    def cost(self, m: Machine) -> InstructionCost:
-        return _one_pass(m, self.data)
-
 
 def nc_stream_shuffle(
     dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[Int] | np.ndarray, name: str | None = None
@@ -186,9 +179,8 @@ def nc_stream_shuffle(
     return issue(NcStreamShuffle(dst, src, mask, name))
 
 
-class NcStreamShuffle(VectorInstruction):
+class NcStreamShuffle(SearchInstruction):
     public = "nc_stream_shuffle"
-    cost_formula = "max(64, N)"
 
     dst: Out
     src: In
@@ -273,9 +265,6 @@ class NcStreamShuffle(VectorInstruction):
             bits(dst)[to] = bits(values)
         else:
             dst[to] = values.astype(dst.dtype)
-
-    def cost(self, m: Machine) -> InstructionCost:
-        return _one_pass(m, self.src)
 
 
 @lru_cache(maxsize=1024)

@@ -16,9 +16,8 @@ from ..typing import Number, TileOrNumber
 from . import accumulators, alu, rules
 from .accumulators import VectorReduction
 from .copies import predicated_cost
-from .costs import vector_cost
 from .enums import IDLE, REDUCE, RESET_REDUCE, reduce_cmd
-from .numerics import Values, column, flat, scratch, shaped
+from .numerics import Array, Values, column, flat, scratch, shaped
 from .public import public
 
 maximum = OPERATORS["maximum"]
@@ -45,8 +44,7 @@ class RangeSelect(VectorReduction):
     on_false_value: Number = FP32_MIN
 
     def check(self, machine: Machine) -> None:
-        rules.matching(self, "dst", "on_true_tile")
-        rules.castable(self, "dst", "on_true_tile")
+        rules.matching_values(self, "dst", "on_true_tile")
         for name in ("dst", "on_true_tile"):
             if not getattr(self, name).dtype.is_float:
                 raise rules.fail(self, "dtype", f"{name} must have a float dtype", [name])
@@ -85,12 +83,7 @@ class RangeSelect(VectorReduction):
             )
 
     def compute(
-        self,
-        dst: np.ndarray,
-        on_true_tile: np.ndarray,
-        bound0: np.ndarray,
-        bound1: np.ndarray,
-        reduce_res: np.ndarray | None,
+        self, dst: Array, on_true_tile: Array, bound0: Array, bound1: Array, reduce_res: Array | None
     ) -> None:
         x = flat(f32(on_true_tile, self.on_true_tile.dtype))
         start: Any = self.range_start
@@ -113,9 +106,6 @@ class RangeSelect(VectorReduction):
         ends = index[:: max(index.size - 1, 1)]
         first, second = self.comp_op0.formula(ends, bound0), self.comp_op1.formula(ends, bound1)  # type: ignore[misc]
         return bool(first.all() and second.all())
-
-    def cost(self, m: Machine) -> InstructionCost:
-        return vector_cost(self, m, "vector_one_input", self.on_true_tile.free_elements)
 
 
 class SelectReduce(VectorReduction):
@@ -152,12 +142,7 @@ class SelectReduce(VectorReduction):
         accumulators.check(self, (IDLE, RESET_REDUCE, REDUCE), "on_true", res_floats=True)
 
     def compute(
-        self,
-        dst: np.ndarray,
-        predicate: np.ndarray,
-        on_true: np.ndarray,
-        on_false: Values,
-        reduce_res: np.ndarray | None,
+        self, dst: Array, predicate: Array, on_true: Array, on_false: Values, reduce_res: Array | None
     ) -> None:
         mask = (np.equal if self.reverse_pred else np.not_equal)(shaped(predicate, dst), 0)
         values = scratch(dst.shape, dst)

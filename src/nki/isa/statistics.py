@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ir.instruction import In, InstructionCost, Out
+from ..ir.instruction import In, Out
 from ..machine.dtypes import f32, store
 from ..machine.machine import Machine
 from . import rules
-from .costs import VectorInstruction, vector_cost
+from .costs import VectorInstruction
 from .numerics import flat
 from .public import public
 
@@ -17,6 +17,7 @@ class BnStats(VectorInstruction):
     """dst = count, mean and variance * count of the even elements of each partition, then of the odd ones."""
 
     public = "bn_stats"
+    rate = "vector_bn_stats"
     cost_formula = "max(64, N)"
 
     dst: Out
@@ -46,14 +47,12 @@ class BnStats(VectorInstruction):
                 result[:, 3 * half + 2] = np.square(values - mean).sum(axis=1)
         store(dst, result.reshape(dst.shape), self.dst.dtype)
 
-    def cost(self, m: Machine) -> InstructionCost:
-        return vector_cost(self, m, "vector_bn_stats", self.data.free_elements)
-
 
 class BnAggr(VectorInstruction):
     """dst = mean and population variance of what the (count, mean, M2) triples in data describe."""
 
     public = "bn_aggr"
+    rate = "vector_bn_aggr"
     cost_formula = "max(64, 13 N/3)"
 
     dst: Out
@@ -79,9 +78,6 @@ class BnAggr(VectorInstruction):
         spread = (m2 + count * np.square(mean - overall)).sum(axis=1, keepdims=True)
         result = np.concatenate([overall, spread / total], axis=1)
         store(dst, result.reshape(dst.shape), self.dst.dtype)
-
-    def cost(self, m: Machine) -> InstructionCost:
-        return vector_cost(self, m, "vector_bn_aggr", self.data.free_elements)
 
 
 def _check_statistics(ins: BnStats | BnAggr, count: int, what: str) -> None:

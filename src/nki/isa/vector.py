@@ -46,8 +46,7 @@ class TensorTensor(Instruction):
 
     def check(self, machine: Machine) -> None:
         op = self.op
-        rules.matching(self, "dst", "data1", "data2")
-        rules.castable(self, "dst", "data1", "data2")
+        rules.matching_values(self, "dst", "data1", "data2")
         rules.not_both_psum(self, "data1", "data2")
         alu.check_operator(self, "op", (*BINARY, *MAGNITUDES, "power", *BITWISE, *SHIFTS), machine)
         if op.is_bitwise:
@@ -142,8 +141,7 @@ class TensorScalar(Instruction):
     engine: engine
 
     def check(self, machine: Machine) -> None:
-        rules.matching(self, "dst", "data")
-        rules.castable(self, "dst", "data")
+        rules.matching_values(self, "dst", "data")
         exact = self._is_exact()
         unary = ("abs", "square", "relu", "rsqrt", "reciprocal", "invert")
         allowed = (*BINARY, *MAGNITUDES, "power", *unary, *BITWISE, *SHIFTS)
@@ -286,8 +284,7 @@ class ScalarTensorTensor(VectorInstruction):
     reverse1: bool = False
 
     def check(self, machine: Machine) -> None:
-        rules.matching(self, "dst", "data", "operand1")
-        rules.castable(self, "dst", "data", "operand1")
+        rules.matching_values(self, "dst", "data", "operand1")
         rules.not_both_psum(self, "data", "operand1")
         alu.check_stage(self, "op0", "operand0", (*BINARY, "abs"), "data", machine)
         alu.check_operator(self, "op1", BINARY, machine)
@@ -310,20 +307,17 @@ class Reciprocal(VectorInstruction):
     """dst = 1 / data, accurate in float32."""
 
     public = "reciprocal"
+    rate = "vector_reciprocal"
     cost_formula = "8N trn1, 6N trn2+"
 
     dst: Out
     data: In
 
     def check(self, machine: Machine) -> None:
-        rules.matching(self, "dst", "data")
-        rules.castable(self, "dst", "data")
+        rules.matching_values(self, "dst", "data")
 
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
         emit(dst, self.dst.dtype, np.reciprocal, f32(shaped(data, dst), self.data.dtype))
-
-    def cost(self, m: Machine) -> InstructionCost:
-        return vector_cost(self, m, "vector_reciprocal", self.data.free_elements)
 
 
 tensor_tensor = public(TensorTensor)

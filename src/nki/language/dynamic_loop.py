@@ -159,7 +159,7 @@ class DynamicLoop:
             lease = ref() or Lease(storage, self.core.memories)
             self.allocated[number] = (description, storage, weakref.ref(lease))
             return storage, lease
-        storage, lease = self._new(*description)
+        storage, lease = self._new(description)
         made = (description, storage, weakref.ref(lease))
         if known is None:
             self.allocated.append(made)
@@ -168,15 +168,9 @@ class DynamicLoop:
             self.allocated[number] = made
         return storage, lease
 
-    def _new(
-        self,
-        shape: tuple[int, ...],
-        dtype: DType,
-        buffer: MemoryRegion,
-        name: str,
-        address: tuple[int, int] | None,
-    ) -> tuple[Storage, Lease]:
+    def _new(self, description: tuple) -> tuple[Storage, Lease]:
         core = self.core
+        shape, dtype, buffer, name, address = description
         if buffer is SHARED_HBM and core.launch.degree > 1:  # belongs to both cores, not to this loop
             return core.launch.shared.tensor(core, name, shape, dtype)
         return core.new_storage(shape, dtype, buffer, name, address, self.number)

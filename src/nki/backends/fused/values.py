@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...ir.boxes import Box, rectangle
-from ...ir.layout import Shape, row_major
+from ...ir.layout import Shape, regrouped, row_major
 from ...ir.view import View
 from ...machine.dtypes import DType
 
@@ -194,26 +194,8 @@ def reshape_strides(
     """Return strides that give the same elements, in order, the shape `wanted`; None where there are none."""
     if shape == wanted:
         return strides
-    old = [(n, s) for n, s in zip(shape, strides, strict=True) if n != 1]
-    found = [0] * len(wanted)
-    left, stride = old.pop() if old else (1, 1)
-    for d in range(len(wanted) - 1, -1, -1):  # from the fastest dimension on
-        n = wanted[d]
-        if n == 1:
-            continue
-        if left == 1:
-            left, stride = old.pop()
-        while left < n:  # dimensions that are contiguous with each other count as one
-            outer, step = old.pop()
-            if step != left * stride:
-                return None
-            left *= outer
-        if left % n:
-            return None
-        found[d] = stride
-        left //= n
-        stride *= n
-    return tuple(found)
+    found = regrouped(shape, strides, wanted)
+    return None if found is None else tuple([s if n > 1 else 0 for n, s in zip(wanted, found, strict=True)])
 
 
 def matrix_strides(elements: Elements, rows: int) -> tuple[int, int] | None:
