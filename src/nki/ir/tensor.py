@@ -31,6 +31,8 @@ class NkiTensor(View):
     """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes."""
 
     __slots__ = ("lease", "is_comparison", "recorded")
+    lease: Lease | None
+    is_comparison: bool
     recorded: View | None
 
     # Users cannot set them; we set them through the slots of Layout, which also declares their types.
