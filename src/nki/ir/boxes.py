@@ -300,20 +300,22 @@ def share_bytes(one: ByteSet, other: ByteSet) -> bool:
 
 
 class _Interface:
-    """An array interface with the layout of a ByteSet. Its address is never read."""
+    """The interface of an array at addresses that are never read."""
 
-    def __init__(self, found: ByteSet):
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": f"|V{found.width}",
-            "data": ((1 << 20) + found.offset, True),
-            "shape": tuple(count for count, _ in found.repeats) or (1,),
-            "strides": tuple(step for _, step in found.repeats) or (found.width,),
-        }
+    def __init__(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...], width: int):
+        data = ((1 << 20) + start, True)
+        self.__array_interface__ = {"version": 3, "typestr": f"|V{width}", "data": data}
+        self.__array_interface__ |= {"shape": shape, "strides": strides}
+
+
+def addresses(start: int, shape: tuple[int, ...], strides: tuple[int, ...], width: int) -> np.ndarray:
+    """Return an array to compare with others by `np.shares_memory`: there is nothing at its addresses."""
+    return np.asarray(_Interface(start, shape, strides, width))
 
 
 def _array(found: ByteSet) -> np.ndarray:
-    return np.asarray(_Interface(found))
+    shape, strides = (tuple(part) for part in zip(*found.repeats, strict=True)) if found.repeats else ((), ())
+    return addresses(found.offset, shape or (1,), strides or (found.width,), found.width)
 
 
 def overlapping_pairs(ones: Sequence[ByteSet], others: Sequence[ByteSet]) -> np.ndarray:

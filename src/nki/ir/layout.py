@@ -94,6 +94,11 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape without its dimensions of size 1."""
+    return tuple([size for size in shape if size != 1])
+
+
 def coalesced(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
     """Return dimensions as the fewest (count, stride) pairs, outermost first."""
     dims: list[tuple[int, int]] = []

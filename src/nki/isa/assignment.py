@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import error
+from ..ir.layout import without_ones
 from ..ir.tensor import NkiTensor
-from ..ir.view import View
 from ..machine.memories import PSUM
 from .copies import memset, tensor_copy
 from .dma import dma_copy
@@ -31,7 +31,7 @@ def assign(target: NkiTensor, value: object) -> None:
             notes=[f"target: {target.describe()}"],
             help="pass arrays to the kernel as arguments; inside it they are HBM tensors",
         )
-    if _squeezed(target) != _squeezed(value):
+    if without_ones(target.shape) != without_ones(value.shape):
         raise error(
             "shape",
             f"assignment: {tuple(value.shape)} does not fit {tuple(target.shape)}",
@@ -49,7 +49,3 @@ def assign(target: NkiTensor, value: object) -> None:
         )
     else:
         dma_copy(target, value)
-
-
-def _squeezed(view: View) -> tuple[int, ...]:
-    return tuple(s for s in view.shape if s != 1)

@@ -11,7 +11,7 @@ from ..backends.reference.memories import memory_of
 from ..ir.context import warn
 from ..ir.descriptors import kind
 from ..ir.instruction import In, Instruction, NkiInstruction, Out
-from ..ir.layout import Int, is_int
+from ..ir.layout import Int, is_int, without_ones
 from ..ir.semantics import Move
 from ..ir.tensor import NkiTensor
 from ..ir.transfer_instruction import TransferInstruction
@@ -178,7 +178,7 @@ class DmaCopy(DmaInstruction):
         self.check_transfer(machine)
         self.check_priority(machine)
         self.check_count("src")
-        if _without_ones(self.dst) != _without_ones(self.src):
+        if without_ones(self.dst.shape) != without_ones(self.src.shape):
             warn(
                 "dma-shape",
                 "dma_copy: the shapes differ; elements are paired in row-major order",
@@ -264,7 +264,3 @@ def check_mode(ins: DmaInstruction, what: str, *allowed: dge_mode) -> None:
             [],
             f"leave dge_mode out, or pass {names}",
         )
-
-
-def _without_ones(view: View) -> tuple[int, ...]:
-    return tuple(s for s in view.shape if s != 1)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from ..errors import error
+from ..ir.boxes import addresses
 from ..ir.context import RunningCore, current, warn
 from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Out, State
 from ..ir.layout import Int, is_int
@@ -250,24 +251,16 @@ def _overlap(a: View, b: View) -> bool:
         return False
     if a.storage is not b.storage and (a.storage.address is None or b.storage.address is None):
         return False
-    return np.shares_memory(np.asarray(_AddressRange(a)), np.asarray(_AddressRange(b)))
+    return np.shares_memory(_addresses(a), _addresses(b))
 
 
-class _AddressRange:
-    """The addresses of a view as an array. There is nothing at that address."""
-
-    def __init__(self, view: View):
-        width, storage = view.dtype.itemsize, view.storage
-        partition, byte = storage.address or (0, 0)
-        pitch = storage.pitch if storage.address is None else 1 << 20
-        first, free = divmod(view.offset, view.row_pitch) if storage.on_chip else (0, view.offset)
-        strides = [step * width for step in view.strides]
-        if storage.on_chip:
-            strides[0] = pitch
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": f"|V{width}",
-            "data": ((1 << 20) + (partition + first) * pitch + byte + free * width, True),
-            "shape": tuple(view.shape),
-            "strides": tuple(strides),
-        }
+def _addresses(view: View) -> np.ndarray:
+    width, storage = view.dtype.itemsize, view.storage
+    partition, byte = storage.address or (0, 0)
+    pitch = storage.pitch if storage.address is None else 1 << 20
+    first, free = divmod(view.offset, view.row_pitch) if storage.on_chip else (0, view.offset)
+    strides = [step * width for step in view.strides]
+    if storage.on_chip:
+        strides[0] = pitch
+    start = (partition + first) * pitch + byte + free * width
+    return addresses(start, tuple(view.shape), tuple(strides), width)

@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.context import current, warn
 from ..ir.descriptors import Descriptors, contiguous_run, kind
 from ..ir.instruction import In, NkiInstruction, Out
-from ..ir.layout import Int
+from ..ir.layout import Int, without_ones
 from ..ir.semantics import Move
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -44,8 +44,7 @@ def _padded(dst: object, src: Any, axes: Any) -> Any:
     if not isinstance(dst, View) or not isinstance(src, View) or dst.ndim >= src.ndim:
         return dst
     wanted = [src.shape[a] for a in axes or AXES.get(src.ndim, ())]
-    fits = [n for n in wanted if n != 1] == [n for n in dst.shape if n != 1]
-    return dst.reshape(wanted) if fits else dst
+    return dst.reshape(wanted) if without_ones(wanted) == without_ones(dst.shape) else dst
 
 
 class DmaTranspose(DmaInstruction):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .. import isa
 from ..errors import error
 from ..ir.context import current, warn
-from ..ir.layout import Int, is_int
+from ..ir.layout import Int, is_int, without_ones
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..machine import dtypes
@@ -276,7 +276,7 @@ def store(dst: NkiTensor, value: NkiTensor) -> None:
             notes=[f"value: {value.describe()}"],
             help="copy it to SBUF first: nl.store(dst, nl.copy(value))",
         )
-    if _without_ones(dst) != _without_ones(value):
+    if without_ones(dst.shape) != without_ones(value.shape):
         raise error(
             "shape",
             f"store: value {tuple(value.shape)} does not fit dst {tuple(dst.shape)}",
@@ -297,10 +297,6 @@ def _check_hbm(function: str, name: str, tensor: object) -> NkiTensor:
             help="nl.copy copies between tiles",
         )
     return tensor
-
-
-def _without_ones(view: View) -> tuple[int, ...]:
-    return tuple(size for size in view.shape if size != 1)
 
 
 # ---- random numbers ------------------------------------------------------------------------------

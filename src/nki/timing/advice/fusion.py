@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ...ir.instruction import Instruction
 from ...ir.view import View
 from ...machine.memories import SBUF
 from ..change import Change
@@ -41,18 +40,13 @@ class TileUsers:
             for view in access.reads:
                 self.readers[id(view.storage)].append(op)
 
-    def made_for(self, view: View, reader: Operation) -> Instruction | None:
-        """Return the only instruction that writes this tile, if only `reader` uses it."""
+    def made_for(self, view: View, reader: Operation) -> tuple[Operation | None, Any]:
+        """Return the only operation that writes this tile and its instruction, if only `reader` uses it."""
         key = id(view.storage)
         alone = view.buffer is SBUF and view.storage.address is None
         if alone and len(self.writers[key]) == 1 and self.readers[key] == [reader]:
-            return self.writers[key][0].instruction
-        return None
-
-    def writer(self, view: View) -> Operation | None:
-        """Return the only operation that writes this tile, or None."""
-        found = self.writers[id(view.storage)]
-        return found[0] if len(found) == 1 else None
+            return self.writers[key][0], self.writers[key][0].instruction
+        return None, None
 
     def last_writer(self, view: View, reader: Operation) -> Operation | None:
         """Return the operation that wrote this tile before the reader, in program order."""
@@ -62,15 +56,13 @@ class TileUsers:
 
 def _scale_into_activation(op: Operation, tiles: TileUsers) -> Pair | None:
     act: Any = op.instruction
-    made: Any = tiles.made_for(act.data, op)
+    gone, made = tiles.made_for(act.data, op)
     plain = act.bias is None and isinstance(act.scale, (int, float)) and act.scale == 1
-    if made is None or made.public != "tensor_scalar" or not plain or made.reverse0 or made.reverse1:
+    if gone is None or made.public != "tensor_scalar" or not plain or made.reverse0 or made.reverse1:
         return None
     steps = tuple(o.name for o in (made.op0, made.op1) if o is not None)
     if steps not in (("multiply",), ("add",), ("multiply", "add")):
         return None
-    gone = tiles.writer(act.data)
-    assert gone is not None
     return Pair("nisa.activation(scale=, bias=) scales and shifts its input on the way", gone, op)
 
 
@@ -89,11 +81,9 @@ def _sum_into_activation(op: Operation, tiles: TileUsers) -> Pair | None:
 
 def _cast_at_the_source(op: Operation, tiles: TileUsers) -> Pair | None:
     copy: Any = op.instruction
-    made = tiles.made_for(copy.src, op)
-    if copy.src.dtype == copy.dst.dtype or made is None or made.engine_name() not in ENGINES:
+    source, made = tiles.made_for(copy.src, op)
+    if copy.src.dtype == copy.dst.dtype or source is None or made.engine_name() not in ENGINES:
         return None
-    source = tiles.writer(copy.src)
-    assert source is not None
     return Pair("every engine casts what it writes: give the first one a dst of the dtype wanted", op, source)
 
 
@@ -102,10 +92,8 @@ def _scale_into_sum(op: Operation, tiles: TileUsers) -> Pair | None:
     if total.op.name not in ("add", "subtract", "multiply", "maximum", "minimum"):
         return None
     for view in (total.data1, total.data2):
-        made: Any = tiles.made_for(view, op)
-        if made is not None and made.public == "tensor_scalar" and made.op1 is None and made.op0 is not None:
-            gone = tiles.writer(view)
-            assert gone is not None
+        gone, made = tiles.made_for(view, op)
+        if gone is not None and made.public == "tensor_scalar" and made.op1 is None and made.op0 is not None:
             return Pair("nisa.scalar_tensor_tensor does both steps in one pass", gone, op)
     return None
 
