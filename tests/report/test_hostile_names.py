@@ -60,11 +60,9 @@ kernel.__name__ = HOSTILE
 """
 
 
-@pytest.fixture
-def kernel(request, tmp_path):
-    """A kernel whose name, tensors, labels and source are the text."""
-    text = request.param
-    file = tmp_path / "kernel <b> & 'c'.py"
+def kernel_named(text, folder):
+    """Return a kernel whose name, tensors, labels and source are the text."""
+    file = folder / "kernel <b> & 'c'.py"
     comment = re.sub(r"[\x00-\x1f\u2028\u2029\ud800]", "", text)
     file.write_text(KERNEL.format(text=text, comment=comment), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("hostile_kernel", file)
@@ -81,22 +79,13 @@ def profile_of(kernel):
     return profile
 
 
-def notebook(kernel):
-    """What a notebook shows of a kernel: each object's own HTML, one below the other."""
-    x = np.ones((4, 6), np.float32)
-    shown = [nki.show(kernel)(x), kernel.run(x), kernel.trace(x), nki.profile(kernel, ranks=2)(x)]
-    parts = [
-        one._repr_html_() if hasattr(one, "_repr_html_") else markup.frame("", one.html()) for one in shown
-    ]
-    return "<!doctype html><meta charset=utf-8><title></title>" + "".join(parts)
-
-
-PAGES = {
-    "profile": lambda kernel: profile_of(kernel).html(),
-    "compare": lambda kernel: both(profile_of(kernel), profile_of(kernel)),
-    "steps": lambda kernel: nki.show(kernel)(np.ones((4, 6), np.float32)).html(),
-    "notebook": notebook,
-}
+def pages(kernel):
+    """Everything that shows a kernel, one below the other: as files in frames, and as a notebook does."""
+    x, profile = np.ones((4, 6), np.float32), profile_of(kernel)
+    world = nki.profile(kernel, ranks=2)(x)
+    shown = [markup.frame("", page) for page in (both(profile, profile), world.html())]
+    shown += [one._repr_html_() for one in (profile, nki.show(kernel)(x), kernel.run(x), kernel.trace(x))]
+    return "<!doctype html><meta charset=utf-8><title></title>" + "".join(shown)
 
 
 class Shown:
@@ -108,44 +97,32 @@ class Shown:
         page.on("console", lambda message: self.complaints.append(message.text))
         page.on("pageerror", lambda problem: self.complaints.append(str(problem)))
         page.set_content(text)
-        page.wait_for_timeout(50)
-        self.pwned = [frame.evaluate("typeof pwned") for frame in page.frames]
         tags = (
             "[...document.querySelectorAll('script, iframe, img, svg, a, link, title')].map((e) => e.tagName)"
         )
+        headings = "[...document.querySelectorAll('h1')].map((e) => e.textContent)"
+        self.pwned = {frame.evaluate("typeof pwned") for frame in page.frames}
         self.elements = [frame.evaluate(tags) for frame in page.frames]
-        self.headings = [
-            heading
-            for frame in page.frames
-            for heading in frame.evaluate("[...document.querySelectorAll('h1')].map((e) => e.textContent)")
-        ]
+        self.headings = {text for frame in page.frames for text in frame.evaluate(headings)}
         page.close()
 
 
 @pytest.fixture(scope="module")
 def harmless(chromium, tmp_path_factory):
-    """The elements of each page for a kernel with a plain name."""
-    file = tmp_path_factory.mktemp("plain") / "kernel.py"
-    file.write_text(KERNEL.format(text="plain", comment="plain"))
-    spec = importlib.util.spec_from_file_location("plain_kernel", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {name: Shown(chromium, make(nki.jit(module.kernel))).elements for name, make in PAGES.items()}
+    """The elements of the pages of a kernel with a plain name."""
+    return Shown(chromium, pages(kernel_named("plain", tmp_path_factory.mktemp("plain")))).elements
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("kernel", HOSTILE, indirect=True, ids=range(len(HOSTILE)))
-def test_a_hostile_name_is_shown_as_text(kernel, name, chromium, harmless):
-    text = PAGES[name](kernel)
-    text.encode("utf-8")  # it can be written to a file
-    shown = Shown(chromium, text)
-    assert shown.complaints == []
-    assert set(shown.pwned) == {"undefined"}
-    assert shown.elements == harmless[name]
-    wanted = markup.escape(kernel.__name__).encode().decode()
-    if name in ("profile", "steps"):
-        assert [markup.escape(heading) for heading in shown.headings] == [wanted.replace("\x00", "\ufffd")]
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_name_is_shown_as_text(text, chromium, harmless, tmp_path):
+    page = pages(kernel_named(text, tmp_path))
+    page.encode("utf-8")  # it can be written to a file
+    shown = Shown(chromium, page)
+    assert shown.complaints == [] and shown.pwned == {"undefined"}
+    assert shown.elements == harmless
+    seen = text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+    assert shown.headings == {seen, f"{seen} and {seen}"}
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -185,13 +162,9 @@ def test_a_page_of_a_loaded_program_reads_no_file(tmp_path):
     """A program file may name any file of this machine as its source."""
     secret = tmp_path / "secret.txt"
     secret.write_text("".join(f"secret {n}\n" for n in range(100)))
-    file = tmp_path / "kernel.py"
-    file.write_text(KERNEL.format(text="plain", comment="plain"))
-    spec = importlib.util.spec_from_file_location("plain_kernel", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    text = str(nki.jit(module.kernel).trace(nki.TensorSpec((4, 6), "float32")))
-    program = nki.Program.parse(text.replace(str(file), str(secret)))
+    kernel = kernel_named("plain", tmp_path)
+    text = str(kernel.trace(nki.TensorSpec((4, 6), "float32")))
+    program = nki.Program.parse(text.replace(kernel.func.__code__.co_filename, str(secret)))
     page = program.profile().html()
     assert "secret.txt" in page and "secret 1" not in page
     assert "nisa.tensor_tensor(tile" in page
