@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def script(shell: str, top: argparse.ArgumentParser) -> str:
-    """The script for a shell, from the parser itself."""
+    """Return the script for a shell, from the parser itself."""
     commands = _commands(top)
     options = {name: _options(parser) for name, (parser, _) in commands.items()}
     if shell == "fish":

@@ -74,13 +74,13 @@ _HEADINGS = ("instruction", "engines", "generations", "cost", "source", "meaning
 
 
 def page() -> str:
-    """The text of docs/isa.md."""
+    """Return the text of docs/isa.md."""
     sections = [_section(module, prefix) for prefix, modules in FILES.items() for module in modules]
     return "\n".join([_INTRODUCTION, *sections, _helpers()])
 
 
 def instructions(module: types.ModuleType) -> dict[str, type[Instruction]]:
-    """The instruction classes of a module, by the name of their public function."""
+    """Return the instruction classes of a module, by the name of their public function."""
     found: dict[str, type[Instruction]] = {}
     for value in vars(module).values():
         is_instruction = isinstance(value, type) and issubclass(value, Instruction)
@@ -91,7 +91,7 @@ def instructions(module: types.ModuleType) -> dict[str, type[Instruction]]:
 
 
 def _functions(module: types.ModuleType, prefix: str) -> Iterator[tuple[str, Callable[..., object]]]:
-    """The public functions that a module defines, in its order."""
+    """Yield the public functions that a module defines, in its order."""
     public = vars(_HOMES[prefix])
     for name, value in vars(module).items():
         if isinstance(value, types.FunctionType) and value == public.get(name):
@@ -122,7 +122,7 @@ def source_links(source: str, base: str = "") -> str:
 
 
 def section_anchors(text: str) -> dict[str, str]:
-    """The anchor of every numbered heading of a page, as GitHub and MkDocs make it."""
+    """Return the anchor of every numbered heading of a page, as GitHub and MkDocs make it."""
     titles = re.findall(r"^#+ ((\d+(?:\.\d+)*)\.? .*)$", text, re.MULTILINE)
     return {
         number: re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title)).lower() for title, number in titles
@@ -164,7 +164,7 @@ RELEASE_PAGE = Path("docs/release-changes.md")
 
 
 def release_page() -> str:
-    """The text of docs/release-changes.md: the tables that `nki check --for` reads."""
+    """Return the text of docs/release-changes.md: the tables that `nki check --for` reads."""
     note = "<!-- Written by `make docs`. Do not edit: change src/nki/check/releases.md. -->"
     title, rest = releases.TABLE.read_text(encoding="utf-8").split("\n", 1)
     return f"{title}\n\n{note}\n{rest}"

@@ -52,7 +52,7 @@ PAGE = Path("docs/kinds.md")
 
 
 def kinds_page() -> str:
-    """The text of docs/kinds.md: every page of `nki explain`."""
+    """Return the text of docs/kinds.md: every page of `nki explain`."""
     lines = [
         "# Kinds of errors and warnings",
         "",

@@ -74,7 +74,7 @@ def targets(spec: str) -> list[Target]:
 
 
 def _package(dotted: str) -> Path | None:
-    """The folder of a package that can be imported."""
+    """Return the folder of a package that can be imported."""
     if not _DOTTED.fullmatch(dotted) or Path(dotted).exists() or not _is_module(dotted):
         return None
     found = importlib.util.find_spec(dotted)
@@ -125,7 +125,7 @@ def _text(file: Path) -> str:
 
 
 def _in_directory(folder: Path, name: str | None) -> Target:
-    """The one file of a directory that defines the kernel."""
+    """Return the one file of a directory that defines the kernel."""
     files = _files_with_kernels(folder, name)
     if name is not None:
         defining = [f for f in files if re.search(rf"^\s*def {re.escape(name)}\b", _text(f), re.M)]
@@ -148,7 +148,7 @@ def _nearby(file: Path) -> str:
 
 @contextmanager
 def loaded(place: Path | str) -> Iterator[types.ModuleType]:
-    """The module of a file, or of a dotted name."""
+    """Yield the module of a file, or of a dotted name."""
     with ExitStack() as stack:
         for entry in plugins.entry_points("nki.scripts").values():
             stack.enter_context(plugins.load(entry)())
@@ -161,7 +161,7 @@ def loaded(place: Path | str) -> Iterator[types.ModuleType]:
 
 @contextmanager
 def _loaded_file(file: Path) -> Iterator[types.ModuleType]:
-    """The module of a script, with its folder importable for as long as it is used.
+    """Yield the module of a script, with its folder importable for as long as it is used.
 
     A file of a package is imported as part of it. Afterwards its neighbours are removed from sys.modules:
     another script may have neighbours of the same names.
@@ -194,7 +194,7 @@ def _run(file: Path) -> types.ModuleType:
 
 
 def _place(file: Path) -> tuple[Path, str]:
-    """The folder from which a file can be imported, and its dotted name there."""
+    """Return the folder from which a file can be imported, and its dotted name there."""
     folder, parts = file.parent, [] if file.stem == "__init__" else [file.stem]
     if not file.stem.isidentifier():  # mm.v2.py cannot be imported by name
         return folder, "script"
@@ -230,7 +230,7 @@ def _undecorated(value: object) -> object:
 
 
 def kernels_of(module: types.ModuleType) -> dict[str, Kernel]:
-    """The kernels a script has: its own, or those it imports when it has none."""
+    """Return the kernels a script has: its own, or those it imports when it has none."""
     names = {name: _undecorated(value) for name, value in vars(module).items()}
     found = {name: value for name, value in names.items() if isinstance(value, Kernel)}
     own = {name: k for name, k in found.items() if k.__module__ == module.__name__}
@@ -238,7 +238,7 @@ def kernels_of(module: types.ModuleType) -> dict[str, Kernel]:
 
 
 def find_kernel(module: types.ModuleType, file: Path | str, name: str | None) -> Kernel:
-    """The kernel of that name, or the only one."""
+    """Return the kernel of that name, or the only one."""
     found = kernels_of(module)
     listed = f"kernels in {file}: {', '.join(found)}" if found else f"{file} has no function with @nki.jit"
     if name is None:
@@ -284,7 +284,7 @@ EXAMPLE = "lhsT=float32[8192,4096] or BLOCK=4"
 
 
 def parse_arguments(texts: list[str]) -> dict[str, Any]:
-    """The values of `--arg name=value`."""
+    """Return the values of `--arg name=value`."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

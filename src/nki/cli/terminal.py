@@ -41,7 +41,7 @@ def complain(text: str) -> None:
 
 
 def user_traceback(problem: BaseException) -> str:
-    """The script's part of a traceback: nothing of nki, nothing of Python's machinery."""
+    """Return the script's part of a traceback: nothing of nki, nothing of Python's machinery."""
     frames = []
     for frame, line in traceback.walk_tb(problem.__traceback__):
         module = frame.f_globals.get("__name__", "")

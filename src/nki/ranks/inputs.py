@@ -30,7 +30,7 @@ class CallOf(NamedTuple):
 
 
 def calls_of(inputs: object, world_size: int) -> list[CallOf]:
-    """The arguments of each rank: of a function, a sequence, or a dict with `per_rank` values."""
+    """Return the arguments of each rank: of a function, a sequence, or a dict with `per_rank` values."""
     if isinstance(inputs, dict):
         return [
             _call({k: _of_rank(k, v, r, world_size) for k, v in inputs.items()}) for r in range(world_size)

@@ -88,7 +88,7 @@ def _outcome(kernel: Kernel, call: CallOf, world: ProcessWorld) -> Finished:
 
 
 def tensors_of(call: CallOf) -> list[Any]:
-    """The tensors of a call, in order."""
+    """Return the tensors of a call, in order."""
     found: list[Any] = []
 
     def leaf(value: object, name: str) -> Any:

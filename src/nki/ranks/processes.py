@@ -71,7 +71,7 @@ def run_processes(kernel: Kernel, calls: list[CallOf], timeout: float | None) ->
 
 
 def _as_numpy(call: CallOf) -> CallOf:
-    """The tensors of a call as arrays: a forked process leaves frameworks alone."""
+    """Return the tensors of a call as arrays: a forked process leaves frameworks alone."""
 
     def leaf(value: object, name: str) -> Any:
         framework = framework_of(value)
@@ -193,7 +193,7 @@ class _Watch:
 
 
 def _lost(member: Member) -> Exception:
-    """The process ended without a word."""
+    """Return the error for a process that ended without sending one."""
     _, status = os.waitpid(member.pid, 0)
     member.reaped = True
     code = os.waitstatus_to_exitcode(status)

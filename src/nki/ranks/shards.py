@@ -22,7 +22,7 @@ def split(x: Any, n: int, axis: int = 0) -> list[Any]:
 
 
 def join(results: Sequence[Any], axis: int = 0) -> Any:
-    """The arrays one after the other along an axis."""
+    """Return the arrays one after the other along an axis."""
     first = results[0]
     if isinstance(first, np.ndarray):
         return np.concatenate(results, axis)

@@ -19,7 +19,7 @@ def background(timeline: Timeline) -> list[Bar]:
 
 
 def table_loads(timeline: Timeline) -> Iterator[Bar]:
-    """The loads of activation tables as bars of ScalarE; the instruction behind each waits for it."""
+    """Yield the loads of activation tables as bars of ScalarE; the instruction behind each waits for it."""
     for number, core in enumerate(timeline.cores):
         for start, end, index in core.table_loads:
             yield _bar(

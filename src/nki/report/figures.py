@@ -214,7 +214,7 @@ def lines(timeline: Timeline) -> list[Figures]:
 
 
 def site_of(op: Operation) -> Site | None:
-    """The user's line of an operation; of a spill, where the tile was allocated."""
+    """Return the user's line of an operation; of a spill, where the tile was allocated."""
     return op.tile.site if op.site is None and op.tile is not None else op.site
 
 
@@ -269,7 +269,7 @@ def _note_iteration(row: Figures, timeline: Timeline, op: Operation, name: TileN
 
 
 def _assumptions(timeline: Timeline) -> list[Figures]:
-    """The assumed constants behind the times, with the lines that rest on each."""
+    """Return the assumed constants behind the times, with the lines that rest on each."""
     reasons = timeline.machine.assumptions
     return [
         {

@@ -39,7 +39,7 @@ def embedded(profile: Profiled) -> str:
 
 
 def compose(f: Figures, timeline: Timeline) -> str:
-    """The page of a timeline and its figures."""
+    """Return the page of a timeline and its figures."""
     files = Files()
     packed = pack(timeline, files)
     for line in f["lines"]:
@@ -129,7 +129,7 @@ def subtitle(f: Figures) -> str:
 
 
 def tiles(f: Figures) -> str:
-    """The few numbers to see first."""
+    """Return the few numbers to see first."""
     busiest = max(f["engines"], key=lambda name: f["engines"][name]["active_percent"])
     possible = f"of {f['mfu_max_achievable_percent']:.0f} possible" if f["flops"] else ""
     shown = [

@@ -85,7 +85,7 @@ def pack(timeline: Timeline, files: Files) -> Packed:
 
 
 def tick_ns(span: float) -> float:
-    """The finest power of ten that counts `span` ns in 32 bits."""
+    """Return the finest power of ten that counts `span` ns in 32 bits."""
     tick = FINEST_TICK_NS
     while span / tick >= 2**32 - 1:
         tick *= 10
@@ -160,7 +160,7 @@ def bar_columns(
 
 
 def turn_columns(turns: list[Turn]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The loops around each bar, and a column for every depth: where the loop of that depth stood.
+    """Return the loops around each bar, and a column for every depth: where the loop of that depth stood.
 
     Values are numbers from 0 on; others are negative, and count through `words`.
     """

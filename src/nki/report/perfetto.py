@@ -75,7 +75,7 @@ class Lane(NamedTuple):
 
 
 def tracks(timeline: Timeline, core: int) -> list[str]:
-    """The engines, then the DMA queues the core uses."""
+    """Return the engines, then the DMA queues the core uses."""
     c = timeline.cores[core]
     used = {queue_of(c.operations[index], transfer) for index, transfer in c.transfers.items()}
     return [*ENGINES, *(f"dma {queue}" for queue in QUEUES if queue in used)]
@@ -236,7 +236,7 @@ class Strings:
         return self.values.setdefault(text, len(self.values) + 1)
 
     def packet(self, protos: ModuleType) -> Message:
-        """The first packet of the sequence; made last, when the table is complete."""
+        """Return the first packet of the sequence; made last, when the table is complete."""
         packet = protos.TracePacket(trusted_packet_sequence_id=SEQUENCE)
         packet.sequence_flags = protos.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
         for text, number in self.names.items():

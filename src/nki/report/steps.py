@@ -67,7 +67,7 @@ class Steps:
         return found
 
     def html(self) -> str:
-        """The page."""
+        """Return the page."""
         data = {
             "kernel": self.name,
             "left_out": max(0, self.count - MOST_STEPS),
@@ -145,7 +145,7 @@ def _numbers(values: np.ndarray) -> list[str]:
 
 
 def _source(name: str, lines: set[int]) -> dict[str, Any]:
-    """The lines from a little before the first to a little after the last instruction."""
+    """Return the lines from a little before the first to a little after the last instruction."""
     text = linecache.getlines(name)
     first, last = max(1, min(lines) - 8), min(len(text), max(lines) + 4)
     return {"first": first, "lines": [line.rstrip("\n") for line in text[first - 1 : last]]}

@@ -60,7 +60,7 @@ def plain(shown: RenderableType) -> str:
 
 
 def document(f: Figures) -> RenderableType:
-    """The report of a figures object, for a rich console."""
+    """Return the report of a figures object, for a rich console."""
     parts = [
         headline(f),
         engine_table(f),
@@ -152,7 +152,7 @@ def _read_again(f: Figures) -> list[Figures]:
 
 
 def bounds(f: Figures) -> Iterable[tuple[str, str]]:
-    """The ladders: each step could not be faster than the next."""
+    """Yield the ladders: each step could not be faster than the next."""
     memory, compute = (times(*f["bounds"][kind].values()) for kind in ("memory", "compute"))
     busiest = time(f["bounds"]["pipeline"]["busiest_engine_us"])
     yield "  bounds", "memory: {} DMA active >= {} all its bytes >= {} necessary bytes".format(*memory)
@@ -222,7 +222,7 @@ MOST_MOVERS = 5  # of the table of what moves the time
 
 
 def uncertainty(f: Figures) -> RenderableType | None:
-    """The time as an interval, and the assumptions that move it most."""
+    """Return the time as an interval, and the assumptions that move it most."""
     if "uncertainty" not in f:
         return None
     u = f["uncertainty"]
@@ -367,7 +367,7 @@ UNITS = {"ms": 1e3, "us": 1.0, "ns": 1e-3}
 
 
 def unit_of(us: float) -> str:
-    """The unit in which a time is shown."""
+    """Return the unit in which a time is shown."""
     return "ms" if us >= 10_000 else "us" if us >= 0.05 or us == 0 else "ns"
 
 

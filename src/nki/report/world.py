@@ -12,7 +12,7 @@ from .html import script
 
 
 def figures(world: Any) -> Figures:
-    """The figures of a WorldProfile as plain data."""
+    """Return the figures of a WorldProfile as plain data."""
     rows = []
     for rank, (profile, spent) in enumerate(zip(world.ranks, world.communication, strict=True)):
         rows.append(
@@ -73,7 +73,7 @@ def _assumed(world: Any) -> list[tuple[str, ...]]:
 
 
 def page(world: Any) -> str:
-    """The pages of the ranks one below the other, each under its own heading; equal ranks once."""
+    """Return the pages of the ranks one below the other, each under its own heading; equal ranks once."""
     head = f"<!doctype html><meta charset=utf-8>{policy(script())}<title>{escape(world.kernel)}</title>"
     parts = [f"{head}<pre>{escape(summary(world))}</pre>"]
     profiles = world.ranks if world.starts_us is not None else world.ranks[:1]

@@ -156,7 +156,7 @@ def _mark(target: Tensor, whole: bool) -> None:
 
 
 def _owner(target: Tensor) -> Whole | None:
-    """The allocation that a tensor is part of."""
+    """Return the allocation that a tensor is part of."""
     owner = target if isinstance(target, Whole) else getattr(target, "owner", None)
     while owner is not None and owner.owner is not None:
         owner = owner.owner

@@ -28,7 +28,7 @@ par_dim = ParDim
 
 
 def region_of(buffer: Any) -> MemoryRegion:
-    """The memory of a buffer, or of an allocation of `neuronxcc.nki.compiler`."""
+    """Return the memory of a buffer, or of an allocation of `neuronxcc.nki.compiler`."""
     if buffer is None:
         return SBUF
     if isinstance(buffer, str):

@@ -19,7 +19,7 @@ Box = tuple[slice, ...]
 
 
 def _unit(axis: int, rank: int) -> tuple[int, ...]:
-    """The position one step along an axis."""
+    """Return the position one step along an axis."""
     return tuple(int(a == axis) for a in range(rank))
 
 
@@ -38,7 +38,7 @@ class Index:
 
     @classmethod
     def of(cls, values: np.ndarray) -> Index:
-        """The index with these values, affine if they are."""
+        """Return the index with these values, affine if they are."""
         origin = (0,) * values.ndim
         base = int(values[origin])
         steps = [
@@ -66,7 +66,7 @@ class Index:
         )
 
     def range(self) -> tuple[int, int]:
-        """The smallest and the largest value."""
+        """Return the smallest and the largest value."""
         if self.steps is None:
             return int(self.array.min()), int(self.array.max())
         spans = [(n - 1) * s for n, s in zip(self.shape, self.steps, strict=True)]
@@ -84,7 +84,7 @@ class Index:
         return Index(shape, self.base, [s if n > 1 else 0 for n, s in zip(own, steps, strict=True)])
 
     def part(self, box: Box) -> Index:
-        """The positions of a box, of an index that has been spread."""
+        """Return the positions of a box, of an index that has been spread."""
         if self.steps is None:
             return Index.of(self.array[box])
         base = self.base + sum(cut.start * s for cut, s in zip(box, self.steps, strict=True))
@@ -291,7 +291,7 @@ def where(mask: MaskLike, shape: Sequence[int]) -> Where:
 
 
 def _fitted(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The mask at every position of a tile; unit axes may come and go."""
+    """Return the mask at every position of a tile; unit axes may come and go."""
     if array.ndim == len(shape):
         fits = all(n in (1, m) for n, m in zip(array.shape, shape, strict=True))
         if fits:
@@ -316,7 +316,7 @@ def full(shape: Sequence[int]) -> Box:
 
 
 def arange(start: int, stop: int | None = None, step: int = 1) -> Index:
-    """The numbers from start to stop as an index tensor of one axis."""
+    """Return the numbers from start to stop as an index tensor of one axis."""
     if stop is None:
         start, stop = 0, start
     return Index((len(range(start, stop, step)),), start, (step,))
@@ -347,7 +347,7 @@ mgrid = _MGrid()
 
 
 def rows_of(array: np.ndarray) -> Iterator[tuple[Box, np.ndarray]]:
-    """The boxes of single runs of a mask, row by row along its last axis."""
+    """Yield the boxes of single runs of a mask, row by row along its last axis."""
     for place in np.ndindex(array.shape[:-1]):
         row = np.flatnonzero(array[place])
         if row.size:

@@ -45,7 +45,7 @@ _NUMPY = {
 
 
 def operator_of(op: object, function: str, argument: str = "op") -> Operator:
-    """The operator that a user passed: an old nl function, or numpy's of the same meaning."""
+    """Return the operator that a user passed: an old nl function, or numpy's of the same meaning."""
     if isinstance(op, Operator):
         return op
     name = (
@@ -78,7 +78,7 @@ def tile_of(value: Any, function: str, name: str) -> NkiTensor:
 
 
 def in_sbuf(tile: NkiTensor) -> NkiTensor:
-    """The tile, or a copy of it in SBUF."""
+    """Return the tile, or a copy of it in SBUF."""
     if tile.buffer is not PSUM:
         return tile
     out = empty_of(tile.shape, tile.dtype)
@@ -110,7 +110,7 @@ def column_of(value: Any, function: str, name: str, rows: int) -> Any:
 
 
 def index_tile(index: Index) -> NkiTensor:
-    """The values of an index tensor, as int32."""
+    """Return the values of an index tensor, as int32."""
     shape = index.shape if len(index.shape) > 1 else (*index.shape, 1)
     out = empty_of(shape, dtypes.int32)
     iota_into(out, index)
@@ -143,7 +143,7 @@ def rows_in(operand: Any, box: Box | None) -> Any:
 
 
 def common_shape(tiles: Sequence[NkiTensor], function: str) -> tuple[int, ...]:
-    """The shape that tiles broadcast to."""
+    """Return the shape that tiles broadcast to."""
     rank = max(tile.ndim for tile in tiles)
     shapes = [(t.shape[0], *[1] * (rank - t.ndim), *t.shape[1:]) for t in tiles]
     try:
@@ -167,7 +167,7 @@ def ranked(operand: Any, shape: Sequence[int]) -> Any:
 
 
 def stretched(operand: NkiTensor, shape: Sequence[int]) -> NkiTensor:
-    """The tile repeated to the shape of the result."""
+    """Return the tile repeated to the shape of the result."""
     return stretch(ranked(operand, shape), tuple(shape))
 
 

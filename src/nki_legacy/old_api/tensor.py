@@ -368,7 +368,7 @@ def _range(cut: slice, size: int) -> tuple[int, int, int]:
 
 
 def broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The tensor with its unit dimensions repeated; partitions are copied."""
+    """Return the tensor with its unit dimensions repeated; partitions are copied."""
     tile = source.tile()
     if tuple(tile.shape) == shape:
         return source

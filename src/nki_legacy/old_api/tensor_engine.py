@@ -122,7 +122,7 @@ def nc_transpose(
     dtype: DTypeLike | None = None,
     **_: object,
 ) -> Any:
-    """The transpose of a tile, its free dimensions taken as one."""
+    """Return the transpose of a tile, its free dimensions taken as one."""
     run.state()
     tile = tile_of(data, "nc_transpose", "data")
     tile = tile if tile.ndim == 2 else tile.reshape((tile.shape[0], tile.free_elements))

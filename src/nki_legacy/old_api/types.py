@@ -21,7 +21,7 @@ tfloat32 = float32r = np.dtype("V4")
 
 
 def new_dtype(dtype: DTypeLike) -> DType:
-    """The dtype of `nki` for one of the old API."""
+    """Return the dtype of `nki` for one of the old API."""
     if isinstance(dtype, np.dtype) and dtype == tfloat32:
         return dtypes.tfloat32
     if isinstance(dtype, str) and dtype.startswith("nki."):
@@ -31,7 +31,7 @@ def new_dtype(dtype: DTypeLike) -> DType:
 
 
 def old_dtype(dtype: DType) -> np.dtype:
-    """The numpy dtype that kernels see as `t.dtype`."""
+    """Return the numpy dtype that kernels see as `t.dtype`."""
     return tfloat32 if dtype is dtypes.tfloat32 else dtype.storage
 
 

@@ -48,6 +48,6 @@ def install() -> None:
 
 
 def device(index: int | None = None) -> torch.device:
-    """The accelerator, as torch calls it."""
+    """Return the accelerator, as torch calls it."""
     install()
     return torch.device("xla", index or 0)

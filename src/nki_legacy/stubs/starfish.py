@@ -9,7 +9,7 @@ from ..old_api.types import bfloat16, float8_e4m3, float8_e5m2
 
 
 def static_cast(array: ArrayLike, dtype: DTypeLike) -> np.ndarray:
-    """The array in another dtype."""
+    """Return the array in another dtype."""
     return np.asarray(array).astype(dtype)
 
 
