@@ -261,7 +261,7 @@ def plain_exception(problem: BaseException) -> tuple[str, list[Any]]:
     """Return the nearest built-in exception by name, and its arguments if they are plain, else its text."""
     name = next(cls.__name__ for cls in type(problem).__mro__ if EXCEPTIONS.get(cls.__name__) is cls)
     own = type(problem) is EXCEPTIONS[name]
-    if own and all(_fits(arg, str | int | float | bool | None) for arg in problem.args):
+    if own and all(_fits(arg, str | int | bool | None) for arg in problem.args):
         return name, list(problem.args)
     return name, [str(problem) if own else f"{type(problem).__name__}: {problem}"]
 
