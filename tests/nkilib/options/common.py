@@ -24,6 +24,7 @@ class Option(NamedTuple):
     lnc: int = 1
     on: str = "trn2"
     tolerance: float | None = None  # instead of the family's
+    slow: bool = False  # not in the usual suite
 
 
 def each(cases: Iterable[Option]) -> Any:
@@ -31,12 +32,17 @@ def each(cases: Iterable[Option]) -> Any:
     cases = list(cases)
     names = [case.name for case in cases]
     assert len(set(names)) == len(names), sorted({name for name in names if names.count(name) > 1})
-    return pytest.mark.parametrize("option", cases, ids=names)
+    marked = [pytest.param(case, marks=pytest.mark.slow if case.slow else (), id=case.name) for case in cases]
+    return pytest.mark.parametrize("option", marked)
 
 
-def on_both(cases: Iterable[Option]) -> list[Option]:
-    """The cases on one core and on two."""
-    return [case._replace(name=f"{case.name}-lnc{lnc}", lnc=lnc) for case in cases for lnc in (1, 2)]
+def on_both(cases: Iterable[Option], slow: bool = False) -> list[Option]:
+    """The cases on one core and on two, where they may be `slow`."""
+    return [
+        case._replace(name=f"{case.name}-lnc{lnc}", lnc=lnc, slow=slow and lnc == 2)
+        for case in cases
+        for lnc in (1, 2)
+    ]
 
 
 def refusals(**changes: Any) -> list[Option]:

@@ -36,7 +36,7 @@ def test_prefill(option: Option) -> None:
 
 
 @each(
-    on_both(PLAIN)
+    on_both(PLAIN, slow=True)
     + [case for case in PREFILL if case.name.startswith(("rope", "qk_norm"))]
     + PREFILL_REFUSALS
 )

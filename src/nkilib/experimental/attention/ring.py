@@ -61,6 +61,12 @@ class Ring(nl.NKIObject):
         return entry
 
 
+def check_softmax_scale(scale: float | None) -> None:
+    kernel_assert(
+        scale is None or scale > 0, f"softmax_scale: got {scale}, allowed are None and positive numbers"
+    )
+
+
 class RingBounds(nl.NKIObject):
     """Packed sequences: each of a worker's queries sees keys bound_min <= c < bound_max.
 

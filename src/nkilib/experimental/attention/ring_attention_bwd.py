@@ -23,7 +23,7 @@ from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
-from .ring import Ring, RingBounds, copy_rows, visible_scores_ref
+from .ring import Ring, RingBounds, check_softmax_scale, copy_rows, visible_scores_ref
 
 KEYS = 512  # of a tile: a PSUM bank of float32
 UNBOUNDED = 1.0e9  # beyond every key
@@ -69,6 +69,7 @@ def ring_attention_spmd_bwd(
     tensors = (("q_ref", q_ref), ("k_ref", k_ref), ("v_ref", v_ref), ("o_ref", o_ref), ("dy_ref", dy_ref))
     bounds_given = (("bound_min", bound_min), ("bound_max", bound_max))
     assert_tensors(tensors + (("lse_ref", lse_ref),), bounds_given)
+    check_softmax_scale(softmax_scale)
     check(q_ref, (k_ref, v_ref, o_ref, dy_ref), lse_ref, use_causal_mask, striped_attention)
     batch, heads, head_dim, tokens = q_ref.shape
     bounds = None

@@ -22,7 +22,7 @@ from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
-from .ring import Ring, RingBounds, copy_rows, visible_scores_ref
+from .ring import Ring, RingBounds, check_softmax_scale, copy_rows, visible_scores_ref
 
 
 @nki.jit
@@ -70,6 +70,7 @@ def ring_attention_spmd_fwd(
     """
     assert_tensors((("q", q), ("k", k), ("v", v)), (("bound_min", bound_min), ("bound_max", bound_max)))
     kernel_assert(len(v.shape) == 4, f"v: got shape {tuple(v.shape)}, expected (b, h, S, d)")
+    check_softmax_scale(softmax_scale)
     batch, heads, queries, head_dim = v.shape
     check(q, k, v, tp_q, tp_k, num_workers, softmax_scale, use_causal_mask, striped_input)
     bounds = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.attention.attention_tkg_utils import resize_cache_block_len_for_attention_tkg_kernel
 from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.kernel_assert import (
     assert_members,
@@ -9,6 +10,7 @@ from nkilib.core.utils.kernel_assert import (
     assert_tensors,
     kernel_assert,
     refuse_without_effect,
+    warn_without_effect,
 )
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
@@ -84,7 +86,7 @@ def check_companions(b: AttentionBlock) -> None:
     check_pair("cos", b.rotary.cos, "sin", b.rotary.sin)
     check_pair("k_scale", c.scales[0], "v_scale", c.scales[1])
     refuse_without_effect(m.pos_ids is not None, "pos_ids", (("swa_start_pos_ids", m.start_pos_ids),))
-    refuse_without_effect(c.update, "update_cache", (("kv_cache_update_idx", c.index),))
+    warn_without_effect(c.update, "update_cache", (("kv_cache_update_idx", c.index),))
     refuse_without_effect(
         o.weights is not None,
         "W_out",
@@ -155,6 +157,13 @@ def check_block(n: BlockSizes, b: AttentionBlock) -> None:
 def check_masks(n: BlockSizes, b: AttentionBlock) -> None:
     """`n` are the sizes of attention on one rank."""
     m = b.masks
+    kernel_assert(
+        n.window <= n.room, f"S_ctx: got {n.window} keys, allowed are at most those of V_cache, {n.room}"
+    )
+    kernel_assert(
+        n.window <= PMAX or n.window % PMAX == 0 or b.skip_attention,
+        f"S_ctx: got {n.window} keys, allowed above {PMAX} are multiples of {PMAX}",
+    )
     if m.mask is not None:
         rows = n.window if m.pos_ids is None else n.active
         assert_shape(m.mask, (rows, n.batch, n.heads, n.active), "attention_mask")
@@ -165,8 +174,17 @@ def check_masks(n: BlockSizes, b: AttentionBlock) -> None:
         own = n.heads // (b.kvdp.ranks * b.cp.ranks)
         shape = tuple(m.sink.shape)
         kernel_assert(shape in ((own, 1), (n.heads, 1)), f"sink: got shape {shape}, expected ({own}, 1)")
+
+
+def check_packing(n: BlockSizes, n_prgs: int) -> None:
+    """Pairs of packed keys stay together: each partition has an even number of them."""
+    cut = resize_cache_block_len_for_attention_tkg_kernel(
+        n.room // n.block_len, n.block_len, n_prgs, PMAX, n.batch, n.heads, n.active
+    )
     kernel_assert(
-        n.window <= n.room, f"S_ctx: got {n.window} keys, allowed are at most those of V_cache, {n.room}"
+        cut[0] % 2 == 0,
+        f"fp8_packed: got {n.room} keys in blocks of {n.block_len}, allowed are multiples of {2 * PMAX} "
+        "for each core that shares them",
     )
 
 

@@ -26,6 +26,7 @@ from nkilib.experimental.transformer.attention_block_checks import (
     check_companions,
     check_kinds,
     check_masks,
+    check_packing,
 )
 from nkilib.experimental.transformer.attention_block_heads import (
     RotaryRows,
@@ -83,6 +84,8 @@ def run_block(b: AttentionBlock) -> tuple[Tensor, Tensor, Tensor, CacheUpdate | 
         )
     check_caches(inner, c)
     check_masks(inner, b)
+    if c.packed:
+        check_packing(inner, n_prgs)
     new = project_tokens(b, n, n_prgs, core)
     if ranks is not None and b.kvdp.ranks > 1:
         new.keys = ranks.own_rows(new.keys, inner.tokens())

@@ -130,10 +130,13 @@ def transformer_tkg(
     check_lists(
         num_layers, (W_qkvs, W_outs, W_gates, W_ups, W_downs, W_gamma_qkvs, W_gamma_mlps, K_caches, V_caches)
     )
-    for layer in range(num_layers):
-        check_layer(layer, X.shape[2], weights, scales, (W_qkvs[layer], W_outs[layer], K_caches[layer]))
     check_scales(num_layers, scales, clamp_bound)
-    check_tables(X, RoPE_cos, RoPE_sin, V_caches[0])
+    for layer in range(num_layers):
+        check_attention(layer, X.shape[2], W_qkvs[layer], W_outs[layer], K_caches[layer], V_caches[layer])
+        check_mlp(layer, X.shape[2], weights, scales)
+        for gamma in (("W_gamma_qkvs", W_gamma_qkvs[layer]), ("W_gamma_mlps", W_gamma_mlps[layer])):
+            assert_shape(gamma[1], (1, X.shape[2]), f"{gamma[0]}[{layer}]")
+    check_tables(X, RoPE_cos, RoPE_sin, V_caches[0], position_ids)
     sharding = get_verified_program_sharding_info("transformer_tkg", (0, 1), 2)
     n_prgs, core = sharding[1], sharding[2]
     kernel_assert(
@@ -222,14 +225,21 @@ def check_scales(num_layers: int, scales: tuple, clamp_bound: float) -> None:
     )
 
 
-def check_layer(layer: int, hidden: int, weights: tuple, scales: tuple, attention: tuple) -> None:
-    """The weights of one layer by their own names."""
-    w_qkv, w_out, k_cache = attention
-    columns, shape = weights[0][layer].shape[-1], tuple(k_cache.shape)
+def check_attention(
+    layer: int, hidden: int, w_qkv: Tensor, w_out: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> None:
+    """The weights and caches of the attention of one layer, by their own names."""
+    shape = tuple(k_cache.shape)
     kernel_assert(len(shape) == 4, f"K_caches[{layer}]: got shape {shape}, expected (B, 1, d, Smax)")
     depth = shape[2]
+    assert_shape(v_cache, (shape[0], 1, shape[3], depth), f"V_caches[{layer}]")
     assert_shape(w_qkv, (hidden, w_qkv.shape[-1] // depth * depth), f"W_qkvs[{layer}]")
     assert_shape(w_out, (w_qkv.shape[-1] - 2 * depth, hidden), f"W_outs[{layer}]")
+
+
+def check_mlp(layer: int, hidden: int, weights: tuple, scales: tuple) -> None:
+    """The weights of the MLP of one layer, by their own names."""
+    columns = weights[0][layer].shape[-1]
     for i in range(len(SCALES)):
         weight, scale, name = weights[i][layer], scale_of(scales[i], layer), LISTS[2 + i]
         inner = (hidden, columns) if i < 2 else (columns, hidden)
@@ -246,10 +256,15 @@ def check_layer(layer: int, hidden: int, weights: tuple, scales: tuple, attentio
         )
 
 
-def check_tables(x: Tensor, cos: Tensor, sin: Tensor, v_cache: Tensor) -> None:
+def check_tables(x: Tensor, cos: Tensor, sin: Tensor, v_cache: Tensor, position_ids: Tensor | None) -> None:
     shape = (v_cache.shape[-1] // 2, x.shape[0], x.shape[1])
     assert_shape(cos, shape, "RoPE_cos")
     assert_shape(sin, shape, "RoPE_sin")
+    if position_ids is not None:
+        kernel_assert(
+            position_ids.size == x.shape[0],
+            f"position_ids: got shape {tuple(position_ids.shape)}, expected ({x.shape[0]}, 1)",
+        )
 
 
 # ---- hidden states, [128, tokens, H / 128] in SBUF -----------------------------------------------

@@ -199,7 +199,7 @@ def test_ranks_of_a_group_sum_what_they_add(ranks, lnc):
         ({"X": np.zeros((2, 1, 200), BF16)}, "X: got shape"),
         (
             {"W_up_scales": [np.ones((128, INNER), np.float32)]},
-            r"W_ups\[0\]: got bfloat16, allowed with W_up_sc",
+            r"W_up_scales\[0\]: expected all three",
         ),
         ({"W_downs": [random((INNER, H), FP8)]}, r"W_down_scales\[0\]: got None, needed by"),
         ({"W_gates": [random((H, INNER + 1), BF16)]}, r"W_ups\[0\]: got shape"),
