@@ -289,7 +289,7 @@ REFUSED = [
 ]
 
 
-@each(on_both(CASES) + ONE_CORE + REFUSED)
+@each(on_both(CASES, slow=True) + ONE_CORE + REFUSED)
 def test_attention_block_tkg(option: Option) -> None:
     check(option, attention_block_tkg, BASIC, block, TOLERANCE)
 

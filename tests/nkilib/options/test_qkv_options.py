@@ -30,7 +30,7 @@ from nkilib.core.utils.common_types import NormType
 TOLERANCE = 1e-2
 
 
-@each(on_both([*PLAIN, *PREFILL]) + PREFILL_REFUSALS)
+@each(on_both(PLAIN) + on_both(PREFILL, slow=True) + PREFILL_REFUSALS)
 def test_prefill(option: Option) -> None:
     check(option, qkv_cte, BASIC, qkv_in_float64, TOLERANCE)
 
