@@ -195,6 +195,7 @@ CASES = [
     Option("dtype_mode", {"dtype_mode": DtypeMode.AUTO}),
     Option("blocks", PAGED),
     Option("blocks-updated", PAGED | PAGED_INDEX),
+    Option("blocks-S_ctx", PAGED | {"S_ctx": BLOCK}),
     Option(
         "float16", {name: x.astype(np.float16) for name, x in BASIC.items() if getattr(x, "dtype", 0) == BF16}
     ),
@@ -280,6 +281,7 @@ REFUSED = [
     Option(
         "refuses-ROW-out-without-scale", FP8_OUT | {"quantization_type_out": ROW}, "weight_dequant_scale_out"
     ),
+    Option("refuses-S_ctx-of-blocks", PAGED | {"S_ctx": 64}, "S_ctx"),
     Option("refuses-table-shape", PAGED | {"active_blocks_table": TABLE[:1]}, "active_blocks_table"),
     Option("refuses-transposed-blocks", PAGED | {"K_cache_transposed": True}, "K_cache_transposed"),
     Option("refuses-packed-16-bits", PAGED | {"fp8_packed": True}, "K_cache"),

@@ -12,7 +12,7 @@ import nki.language as nl
 from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import Tensor
 
-from ..utils.kernel_assert import assert_shape, kernel_assert, not_built
+from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, not_built
 from ..utils.kernel_helpers import get_verified_program_sharding_info
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_masks import Masks
@@ -54,8 +54,7 @@ def gen_mask_tkg_hbm(
         s_active,
         s_prior,
         block_len,
-        pos_ids_hbm,
-        start_pos_hbm,
+        (("pos_ids_hbm", pos_ids_hbm), ("start_pos_hbm", start_pos_hbm)),
         active_mask,
         enable_fa_s_prior_tiling,
     )
@@ -105,8 +104,9 @@ def gen_mask_tkg(
     """
     if transposed_out:
         not_built("transposed_out", "gen_mask_tkg_hbm has it")
+    positions = (("pos_ids", pos_ids), ("start_pos", start_pos))
     call = mask_call(
-        bs, q_head, s_active, s_prior, block_len, pos_ids, start_pos, active_mask, enable_fa_s_prior_tiling
+        bs, q_head, s_active, s_prior, block_len, positions, active_mask, enable_fa_s_prior_tiling
     )
     assert_shape(mask_out, (call.rows, call.tiles, call.batches, q_head, s_active), "mask_out")
     fill_mask(call, mask_out.flatten_dims(3, 4), cp_seq_offset)
@@ -119,12 +119,13 @@ def mask_call(
     s_active: int,
     s_prior: int,
     block_len: int,
-    pos_ids: Tensor,
-    start_pos: Tensor | None,
+    positions: tuple,
     active: Tensor | None,
     tiling: bool,
 ) -> DecodeCall:
-    for pair in (("pos_ids", pos_ids), ("start_pos", start_pos)):
+    """The sizes of a mask. `positions`: pairs (name, tensor) of ends and of starts."""
+    assert_tensors(positions[0:1], positions[1:2] + (("active_mask", active),))
+    for pair in positions:
         kernel_assert(
             pair[1] is None or pair[1].size == bs * s_active,
             f"{pair[0]}: got a tensor that has not bs * s_active = {bs * s_active} elements",
@@ -138,8 +139,8 @@ def mask_call(
     cfg.enable_fa_s_prior_tiling = tiling
     sharding = get_verified_program_sharding_info("gen_mask_tkg", (0, 1), 2)
     call = DecodeCall(None, None, None, None, None, active, None, cfg, None, sharding[1], sharding[2])
-    call.rope_pos_ids = pos_ids
-    call.start_pos_ids = start_pos
+    call.rope_pos_ids = positions[0][1]
+    call.start_pos_ids = positions[1][1]
     return call
 
 

@@ -158,6 +158,10 @@ def check_masks(n: BlockSizes, b: AttentionBlock) -> None:
     """`n` are the sizes of attention on one rank."""
     m = b.masks
     kernel_assert(
+        n.block_len == 0 or b.s_ctx in (None, n.room * b.cp.ranks),
+        f"S_ctx: got {b.s_ctx}, allowed with active_blocks_table is the number of its keys, {n.room}",
+    )
+    kernel_assert(
         n.window <= n.room, f"S_ctx: got {n.window} keys, allowed are at most those of V_cache, {n.room}"
     )
     kernel_assert(

@@ -72,7 +72,7 @@ def test_the_form_for_sbuf_has_keys_in_the_partitions():
 
 
 def test_positions_of_another_size_raise():
-    with pytest.raises(AssertionError, match="pos_ids: got a tensor that has not bs \\* s_active = 6"):
+    with pytest.raises(AssertionError, match="pos_ids_hbm: got a tensor that has not bs \\* s_active = 6"):
         gen_mask_tkg_hbm(positions(2, 2, 256), 2, 1, 3, 256)
 
 
