@@ -34,10 +34,8 @@ def layers(**o: Any) -> np.ndarray:
         weights = np.exp(np.einsum("band,bkd->kbna", q, keys) / np.sqrt(D)) * mask
         found = np.einsum("kbna,bkd->band", weights / weights.sum(0), values)
         x = x + found.reshape(B, A, N * D) @ w["W_outs"]
-        y, quantised = (
-            rms(x, w["W_gamma_mlps"], eps),
-            (o.get("W_gate_scales") or [None] * 9)[layer] is not None,
-        )
+        y = rms(x, w["W_gamma_mlps"], eps)
+        quantised = o["W_gates"][layer].dtype == FP8
         scale = {name: 1.0 for name in ("gate", "up", "down")}
         if quantised:
             scale = {name: wide(o[f"W_{name}_scales"][layer])[0] for name in scale}
@@ -107,8 +105,11 @@ def narrow(*chosen: int, **more: Any) -> dict[str, Any]:
     return o
 
 
+SCALE_SHAPES = {"gate": (128, I), "up": (128, I), "down": (128, H)}
+IDLE = {f"W_{name}_scales": [np.ones(shape, np.float32)] * LAYERS for name, shape in SCALE_SHAPES.items()}
 CASES = [
     Option("basic"),
+    Option("scales-of-wide-weights", IDLE),  # have no effect
     Option("num_layers-1", {"num_layers": 1}),
     Option("num_layers-3", {"num_layers": 3}),
     Option("eps", {"eps": 2.0}),
@@ -125,7 +126,6 @@ CASES = [
     Option("fp8-one-layer", narrow(0, num_layers=1), tolerance=FP8_TOLERANCE),
     Option("clamp_bound", narrow(0, 1, clamp_bound=1.5), tolerance=FP8_TOLERANCE),
 ]
-ONES = [np.ones((128, I), np.float32)] * LAYERS
 REFUSED = [
     *refusals(
         X=None,
@@ -152,13 +152,14 @@ REFUSED = [
         position_ids=np.zeros((1, 1), np.int32),
         num_layers=0,
         clamp_bound=1.0,
-        W_gate_scales=ONES,
-        W_up_scales=ONES,
-        W_down_scales=ONES,
+        W_gate_scales=IDLE["W_gate_scales"],
+        W_up_scales=IDLE["W_up_scales"],
+        W_down_scales=IDLE["W_down_scales"],
         mask_cache=MASK,
         mask_active=MASK,
     ),
     Option("refuses-one-scale-missing", narrow(0) | {"W_up_scales": [None] * 3}, "W_up_scales"),
+    Option("refuses-mixed-weights", narrow(0) | {"W_ups": BASIC["W_ups"]}, "W_ups"),
     Option("refuses-few-scales", narrow(0) | {"W_down_scales": []}, "W_down_scales"),
 ]
 NAMED = {

@@ -47,7 +47,7 @@ def mlp_of_layer(x: np.ndarray, layer: int, o: dict) -> np.ndarray:
         "eps": o.get("eps", 1e-6),
         "mode": ComputationMode.DECODE,
     }
-    if o.get("W_gate_scales") is not None and o["W_gate_scales"][layer] is not None:
+    if np.dtype(o["W_gates"][layer].dtype).itemsize == 1:
         options |= {f"{name}_w_scale": o[f"W_{name}_scales"][layer] for name in ("gate", "up", "down")}
         options |= {"quantization_type": QuantizationType.ROW}
         options |= {"quant_clipping_bound": o.get("clamp_bound", 0.0)}

@@ -17,6 +17,7 @@ from nkilib.core.utils.kernel_assert import (
     assert_tensors,
     kernel_assert,
     refuse_without_effect,
+    warn_without_effect,
 )
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.projection import FP8
@@ -93,8 +94,9 @@ def transformer_tkg(
     1 / sqrt(d). Every sum is rounded to the dtype of X.
 
     FP8 weights of an MLP have scales, [128, I], [128, I] and [128, H], one for each column. W_gate_scales,
-    W_up_scales and W_down_scales are lists with an entry for each layer, None where its weights are not FP8;
-    clamp_bound is `mlp`'s quant_clipping_bound of layers that have scales.
+    W_up_scales and W_down_scales are lists with an entry for each layer, None where its weights are not FP8
+    (an entry there has no effect, and a warning says so); clamp_bound is `mlp`'s quant_clipping_bound of the
+    others.
 
     Ranks of a group of replica_groups have different heads (W_qkv, W_out, caches) and different columns I
     (W_gate, W_up, W_down): what they add to x is summed over the group, in the dtype of X, from SBUF to SBUF.
@@ -157,7 +159,7 @@ def transformer_tkg(
         )
         a = summed(a, replica_groups)
         x = plus(x, a if n_prgs == 1 else both_halves(a, core))
-        quantized = scale_of(W_gate_scales, layer) is not None
+        quantized = W_gates[layer].dtype in FP8
         m = mlp(
             x,
             W_gates[layer],
@@ -167,9 +169,9 @@ def transformer_tkg(
             normalization_type=NormType.RMS_NORM,
             activation_fn=ActFnType.SiLU,
             quantization_type=QuantizationType.ROW if quantized else QuantizationType.NONE,
-            gate_w_scale=scale_of(W_gate_scales, layer),
-            up_w_scale=scale_of(W_up_scales, layer),
-            down_w_scale=scale_of(W_down_scales, layer),
+            gate_w_scale=scale_of(W_gate_scales, layer) if quantized else None,
+            up_w_scale=scale_of(W_up_scales, layer) if quantized else None,
+            down_w_scale=scale_of(W_down_scales, layer) if quantized else None,
             quant_clipping_bound=clamp_bound if quantized else 0.0,
             store_output_in_sbuf=True,
             use_tkg_down_proj_column_tiling=False,
@@ -252,8 +254,11 @@ def check_mlp(layer: int, hidden: int, weights: tuple, scales: tuple) -> None:
         assert_tensors(((f"{SCALES[i]}[{layer}]", scale),))
         assert_shape(scale, (PMAX, inner[1]), f"{SCALES[i]}[{layer}]")
         kernel_assert(
-            weight.dtype in FP8, f"{name}[{layer}]: got {weight.dtype}, allowed with {SCALES[i]} are {FP8}"
+            (weight.dtype in FP8) == (weights[0][layer].dtype in FP8),
+            f"{name}[{layer}]: got {weight.dtype}, expected FP8 weights of a layer together or not at all",
         )
+        # published callers pass scales of all layers, though the weights of some are not FP8
+        warn_without_effect(weight.dtype in FP8, "FP8 weights", ((f"{SCALES[i]}[{layer}]", scale),))
 
 
 def check_tables(x: Tensor, cos: Tensor, sin: Tensor, v_cache: Tensor, position_ids: Tensor | None) -> None:
