@@ -23,6 +23,8 @@ from ..ir.program import Program
 from ..ir.schedule_edges import by_name, check_names, names_of
 from ..ir.statistics import Statistics
 from ..ir.tensor import whole
+from ..ir.tree import leaves
+from ..ir.view import View
 from ..launch.core import Core
 from ..launch.diagnostics import NeedsEager, SideEffects
 from ..launch.execution import Execution, execute
@@ -37,7 +39,6 @@ from .results import (
     is_plain,
     report_executed,
     report_traced,
-    tensors,
     warn_lost_writes,
 )
 from .run import Call, Run, Traced
@@ -138,7 +139,7 @@ def _execute(
     into: Sequence[np.ndarray] = (),
 ) -> Run:
     """Execute a Program. An instruction that fails does so again in eager mode: Python may catch it."""
-    results = transfer.lent_for(tensors(program.result), into) if into else None
+    results = transfer.lent_for(leaves(program.result, View), into) if into else None
     with _restarting(side_effects):
         execution = execute(
             program,

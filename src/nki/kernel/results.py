@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import types
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from ..backends.reference.memory import uninitialised
@@ -19,13 +22,13 @@ from ..launch.launch import Launch
 from ..machine.memories import PRIVATE_HBM
 from .run import CalledKernel
 from .transfer import Transfer
-from .user_function import return_site
+from .user_function import plain
 
 
 def check_results(kernel: CalledKernel, execution: Execution, results: list[Any], executed: bool) -> None:
     """Check that what the cores returned can be given to the caller."""
     for core, result in enumerate(results):
-        for view in tensors(result):
+        for view in leaves(result, View):
             _check_output(kernel, execution, view)
         if core and _layout(result) != _layout(results[0]):
             raise error(
@@ -33,14 +36,14 @@ def check_results(kernel: CalledKernel, execution: Execution, results: list[Any]
                 f"{kernel.__name__}: core 0 and core {core} return different tensors",
                 notes=[f"core {i}: {_shown(results[i])}" for i in (0, core)],
                 help="return the same shared_hbm tensors from every core",
-                site=return_site(kernel.func),
+                site=_return_site(kernel),
             )
-    for view in [view for result in results for view in tensors(result)] if executed else ():
-        report_unwritten(view, execution, return_site(kernel.func))
+    for view in [view for result in results for view in leaves(result, View)] if executed else ():
+        report_unwritten(view, execution, _return_site(kernel))
 
 
 def _check_output(kernel: CalledKernel, execution: Execution, view: View) -> None:
-    site = return_site(kernel.func)
+    site = _return_site(kernel)
     if view.storage.loop:
         raise error(
             "loop-local-tensor",
@@ -87,7 +90,7 @@ def warn_lost_writes(
     kernel: CalledKernel, transfer: Transfer, execution: Execution, result: Any, aliased: set[str]
 ) -> None:
     """Report arguments that the kernel wrote to no effect, because their framework cannot change them."""
-    returned = {id(view.storage) for view in tensors(result)}
+    returned = {id(view.storage) for view in leaves(result, View)}
     for name, _, framework, storage in transfer.written(execution.memories):
         if id(storage) not in returned and name not in aliased and not hasattr(framework, "write_back"):
             execution.diagnostics.report(
@@ -96,7 +99,7 @@ def warn_lost_writes(
                     f"{kernel.__name__} wrote argument '{name}', but {framework.name} arrays cannot change",
                     [],
                     "return the tensor from the kernel",
-                    return_site(kernel.func),
+                    _return_site(kernel),
                 )
             )
 
@@ -106,12 +109,12 @@ def report_traced(kernel: CalledKernel, launch: Launch, program: Program) -> Pro
     diagnostics = launch.execution.diagnostics
     known = len(diagnostics.found)
     is_seen = State.output in program.state or any(s in program.written for _, s in program.parameters)
-    no_effect = [] if is_seen or not program.parameters else _without_effect(kernel, program.result)
     _report(kernel, diagnostics, findings(program, launch.options))
-    _mention(kernel, diagnostics, no_effect)
-    return (
-        program if len(diagnostics.found) == known else replace(program, diagnostics=tuple(diagnostics.found))
-    )
+    if program.parameters and not is_seen:
+        _mention_no_effect(kernel, diagnostics, program.result)
+    if len(diagnostics.found) == known:
+        return program
+    return replace(program, diagnostics=tuple(diagnostics.found))
 
 
 def report_executed(
@@ -126,13 +129,13 @@ def report_executed(
     _report(kernel, execution.diagnostics, found)
     has_effect = has_effect or bool(execution.side_effects.prints or transfer.written(execution.memories))
     if not has_effect and transfer.tensors:
-        _mention(kernel, execution.diagnostics, _without_effect(kernel, result))
+        _mention_no_effect(kernel, execution.diagnostics, result)
 
 
 def _report(kernel: CalledKernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
     """Report each once. In strict mode the first raises, before the caller's arrays are changed."""
     for d in found:
-        d = d if d.site is not None else replace(d, site=return_site(kernel.func))
+        d = d if d.site is not None else replace(d, site=_return_site(kernel))
         if diagnostics.is_repeat(d.line):
             continue
         if diagnostics.strict:
@@ -140,31 +143,18 @@ def _report(kernel: CalledKernel, diagnostics: Diagnostics, found: Iterable[Diag
         diagnostics.add(d)
 
 
-def _mention(kernel: CalledKernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
-    """Report what no compiler refuses: only if there is nothing else, and never as an error."""
-    for d in found:
-        d = replace(d, site=return_site(kernel.func))
-        if not diagnostics.found and not diagnostics.is_repeat(d.line):
-            diagnostics.add(d)
+def _mention_no_effect(kernel: CalledKernel, diagnostics: Diagnostics, result: object) -> None:
+    """Report a kernel that got tensors, returns nothing and wrote none of them.
 
-
-def _without_effect(kernel: CalledKernel, result: object) -> list[Diagnostic]:
-    """Return a diagnostic for a kernel that got tensors, returns nothing and wrote none of them."""
-    if any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
-        return []
-    return [
-        Diagnostic(
-            "no-effect",
-            f"{kernel.__name__} returns nothing and writes none of its arguments: it has no effect",
-            [],
-            "return the shared_hbm tensor that holds the result",
-        )
-    ]
-
-
-def tensors(value: object) -> list[View]:
-    """Return all tensors of a returned value, in order."""
-    return leaves(value, View)
+    No compiler refuses that: it is reported only if nothing else is, and is never an error.
+    """
+    if diagnostics.found or any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
+        return
+    text = f"{kernel.__name__} returns nothing and writes none of its arguments: it has no effect"
+    help = "return the shared_hbm tensor that holds the result"
+    found = Diagnostic("no-effect", text, [], help, _return_site(kernel))
+    if not diagnostics.is_repeat(found.line):
+        diagnostics.add(found)
 
 
 def bare(value: object) -> Any:
@@ -192,4 +182,16 @@ def _described(leaf: object, path: str) -> Any:
 
 def _shown(value: object) -> str:
     """Return the tensors of a result in words."""
-    return "; ".join(view.describe() for view in tensors(value)) or "no tensor"
+    return "; ".join(view.describe() for view in leaves(value, View)) or "no tensor"
+
+
+def _return_site(kernel: CalledKernel) -> Site | None:
+    """Return the last `return` of a kernel: where a returned tensor is shown to be wrong."""
+    code = getattr(plain(kernel.func), "__code__", None)
+    return None if code is None else _last_return(code)
+
+
+@lru_cache(maxsize=1024)
+def _last_return(code: types.CodeType) -> Site:
+    returns = [i.offset for i in dis.get_instructions(code) if i.opname.startswith("RETURN_")]
+    return Site(code, returns[-1]) if returns else Site(code, 0)

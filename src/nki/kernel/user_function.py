@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import importlib
 import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import Site, error, is_ours
+from ..errors import error, is_ours
 
 
 def plain(func: Callable) -> Callable:
@@ -24,18 +21,6 @@ def plain(func: Callable) -> Callable:
         if not callable(inner):
             return func
         func = inner
-
-
-def return_site(func: Callable) -> Site | None:
-    """The last `return` of the kernel: where a returned tensor is shown to be wrong."""
-    code = getattr(plain(func), "__code__", None)
-    return None if code is None else _last_return(code)
-
-
-@functools.lru_cache(maxsize=1024)
-def _last_return(code: types.CodeType) -> Site:
-    returns = [i.offset for i in dis.get_instructions(code) if i.opname.startswith("RETURN_")]
-    return Site(code, returns[-1]) if returns else Site(code, 0)
 
 
 def is_users_error(problem: BaseException) -> bool:
