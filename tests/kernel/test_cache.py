@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import sys
 import threading
+import time
 import types
 import warnings
 from collections import namedtuple
@@ -549,6 +550,18 @@ def test_programs_of_functions_that_are_gone_are_forgotten():
     gc.collect()
     nki.jit(scaled)(X)
     assert len(cache) <= 2
+
+
+def test_methods_that_are_gone_are_not_counted_for_ever(monkeypatch):
+    class Model:
+        @nki.jit
+        def kernel(self, x):
+            ran(time.time())
+
+    monkeypatch.setattr(nki.kernel.cache, "MANY", 10)
+    for _ in range(50):
+        Model().kernel(X)
+    assert len(nki.kernel.cache.programs._usage) <= 12
 
 
 # ---- what the cache did --------------------------------------------------------------------------

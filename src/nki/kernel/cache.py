@@ -21,6 +21,7 @@ from .snapshot import Snapshot, Unknown
 
 INSTRUCTION_BYTES = 1000  # of a cached program, with its lowered form
 ENTRY_BYTES = 20_000  # of a snapshot, and of what every program has
+MANY = 1000  # functions whose calls are counted, before those that are gone are forgotten
 THRASHING = 16  # programs that were recorded again because they had been evicted
 
 
@@ -112,7 +113,12 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
         return found
 
     def _usage_of(self, function: SameFunction) -> _Usage:
-        return self._usage.setdefault(function, _Usage())
+        found = self._usage.get(function)
+        if found is None:
+            if len(self._usage) > MANY:  # bound methods, which are gone after each call
+                self._forget_functions()
+            found = self._usage.setdefault(function, _Usage())
+        return found
 
     def snapshot(self, key: Any, function: Any, arguments: list[Any]) -> Snapshot | None:
         """Note what the Python can read, before it runs. Returns None where not everything is known.
@@ -153,10 +159,12 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
 
     def _forget_functions(self) -> None:
         """Remove what belongs to functions that are gone."""
-        for old in [key for key in self if key[0].ref() is None]:
-            self.discard(old)
-        for function in [function for function in self._usage if function.ref() is None]:
-            del self._usage[function]
+        with self.lock:
+            gone = [function for function in list(self._usage) if function.ref() is None]
+            for function in gone:
+                del self._usage[function]
+            for old in [key for key in self if key[0].ref() is None] if gone else ():
+                self.discard(old)
 
     def evict(self, key: Any) -> None:
         """Remove an entry to make room, and remember that."""
