@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import nki.kernel.kernel
-from nki.kernel.attempts import run_call, stage_call
+from nki.kernel.attempts import run_call
+from nki.kernel.staged import stage_call
 from nki.launch.world import current_world
 from nkilib import catalogue
 from random_programs import assert_unchanged

@@ -23,10 +23,10 @@ import numpy as np
 from ..errors import NkiError, emit_warning, error, user_site
 from ..ir.tree import leaves
 from ..ir.tree import replace_leaves as replaced
-from ..kernel.attempts import run_call, stage_call
+from ..kernel.attempts import run_call
 from ..kernel.kernel import Kernel
 from ..kernel.run import Call
-from ..kernel.staged import Returned, Staged
+from ..kernel.staged import Returned, Staged, stage_call
 from ..ranks.rendezvous import described, thread_rendezvous
 from .custom_call import PRIMITIVE, TARGET, backend_config, debug_dumps, program_key, read_config
 from .gradients import checked, in_order, label, parameter_names

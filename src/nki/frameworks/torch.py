@@ -21,11 +21,11 @@ import numpy as np
 from ..errors import error
 from ..ir.tree import is_record, leaves, possible_fields, record_fields
 from ..kernel.arrays import TensorSpec
-from ..kernel.attempts import run_call, stage_call
+from ..kernel.attempts import run_call
 from ..kernel.devices import run_on_device, run_staged
 from ..kernel.kernel import Kernel
 from ..kernel.run import Call
-from ..kernel.staged import Returned, Staged
+from ..kernel.staged import Returned, Staged, stage_call
 from .custom_call import debug_dumps
 from .programs import programs
 from .torch_devices import device_of_call, warn_host

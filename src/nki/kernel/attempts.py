@@ -42,7 +42,6 @@ from .results import (
     warn_lost_writes,
 )
 from .run import Call, Run, Traced
-from .staged import Staged
 from .transfer import Transfer, parameter_storages
 
 
@@ -58,7 +57,7 @@ def run_call(call: Call) -> Run:
         program = None if cached is None else cached.program
         if cached and program is not None and (current_world().size == 1 or not program.loops):
             with shown(name) if len(program) > LONG else contextlib.nullcontext():
-                return _execute_or_eager(call, program, cached.verified)
+                return execute_or_eager(call, program, cached.verified)
         take_snapshot(call)
         with shown(name):
             if call.eager or (cached is not None and program is None):
@@ -116,7 +115,7 @@ def _run_python(call: Call, launch: Launch) -> tuple[Transfer, list[Any]]:
     return transfer, launch.run(lambda: call.arguments.call(call.kernel.func, given))
 
 
-def _execute_or_eager(
+def execute_or_eager(
     call: Call, program: Program, verified: dict[int, int], into: Sequence[np.ndarray] = ()
 ) -> Run:
     """Execute a Program that was traced before on the tensors of this call."""
@@ -226,34 +225,6 @@ def _cache_loops(call: Call, run: Run, files: list[tuple[str, str]]) -> None:
         traced = trace_call(replace(call, silenced=run.diagnostics), has_data=False)
         if traced.is_fixed and {loop.number for loop in traced.program.loops} == set(trips):
             cache_program(call, traced.program, files, trips)
-
-
-def stage_call(call: Call) -> Staged:
-    """Trace a call now, to be run with data later."""
-    cached = programs.find(call.key) if call.key is not None else None
-    if cached is not None and cached.program is not None:
-        return Staged(call, cached.program, True)
-    take_snapshot(call)
-    traced = trace_call(call, has_data=False)
-    if traced.is_fixed and call.key is not None and not traced.program.loops:
-        cache_program(call, traced.program, traced.files)
-    program = traced.program
-    return Staged(replace(call, silenced=program.diagnostics), program, traced.is_fixed)
-
-
-def run_staged(staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
-    """Run a staged call on the values of its tensors."""
-    call = replace(staged.call, arguments=staged.call.arguments.with_tensors(tensors), key=None)
-    with one_blas_thread():
-        if staged.is_fixed:
-            run = _execute_or_eager(call, staged.program, staged.verified, into)
-        else:
-            run = run_eagerly(call)
-    staged.silence(run.diagnostics)
-    if staged.is_fixed and not any(d.kind == "loop-divergence" for d in run.diagnostics):
-        for number, counts in run.trips.items():
-            staged.verified[number] = max(staged.verified.get(number, 0), *counts)
-    return run
 
 
 def _received(

@@ -12,9 +12,8 @@ from ..ir.tree import leaves, replace_leaves
 from ..ir.view import View
 from ..launch.diagnostics import show
 from ..machine.dtypes import DType
-from .attempts import stage_call
 from .run import Call
-from .staged import Staged
+from .staged import Staged, stage_call
 from .transfer import is_whole
 
 TORCH_NAMES = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have

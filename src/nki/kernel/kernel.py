@@ -13,11 +13,9 @@ import pickle
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec
-
-import numpy as np
 
 from ..errors import NkiError, NkiWarning, error, user_site, without_our_frames
 from ..ir import tree
@@ -33,12 +31,12 @@ from ..options import Options, choose_machine, from_environment
 from ..options import options as nki_options
 from .arguments import bind
 from .arrays import TensorSpec, load_framework
-from .attempts import run_call, run_staged, stage_call, trace_call
+from .attempts import run_call, trace_call
 from .cache import CacheInfo, is_debugging, programs
 from .explain import explain_call
 from .listeners import listeners
 from .run import Call, Run, launch_grid
-from .staged import Returned, Staged
+from .staged import Returned, Staged, stage_call
 from .user_function import is_users_error, named, plain, refuse_unfinished
 
 if TYPE_CHECKING:
@@ -208,10 +206,6 @@ class Kernel(_Typed[P]):
     def stage(self, *args: object, **kwargs: object) -> Staged:
         """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
         return stage_call(self.prepare(args, kwargs))
-
-    def run_staged(self, staged: Staged, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
-        """Run a staged call on the values of its tensors."""
-        return run_staged(staged, tensors, into)
 
     def eval_shape(self, *args: object, **kwargs: object) -> Any:
         """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -41,8 +41,6 @@ class CalledKernel(Protocol):
     def trace(self, *args: object, **kwargs: Any) -> Program: ...
 
     def run(self, *args: object, **kwargs: Any) -> Run: ...
-
-    def run_staged(self, staged: Any, tensors: Sequence[Any], into: Sequence[Any] = ()) -> Run: ...
 
 
 @dataclass

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..backends.reference.blas import one_blas_thread
 from ..ir.instruction import State
 from ..ir.program import Diagnostic, Program
 from ..ir.tree import replace_leaves
 from ..ir.view import View
 from ..machine import dtypes
 from ..machine.dtypes import DType
+from .attempts import cache_program, execute_or_eager, run_eagerly, take_snapshot, trace_call
+from .cache import programs
+from .run import Call, Run
 from .transfer import is_whole
 from .user_function import plain
-
-if TYPE_CHECKING:
-    from .run import Call
 
 
 class Returned(NamedTuple):
@@ -90,13 +91,23 @@ class Staged:
         """The tensors by name, as they were given to `stage`."""
         return [(tensor.name, tensor.value) for tensor in self.call.arguments.tensors]
 
-    def run(self, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Any:
+    def run(self, tensors: Sequence[Any], into: Sequence[np.ndarray] = ()) -> Run:
         """Run on the values of the tensors, in the order of `outline.arguments`.
 
         `into` may offer dense memory for each returned tensor; it is used where that saves a copy.
         A program that depends on values its Python read runs that Python again.
         """
-        return self.kernel.run_staged(self, tensors, into)
+        call = replace(self.call, arguments=self.call.arguments.with_tensors(tensors), key=None)
+        with one_blas_thread():
+            if not self.is_fixed:
+                run = run_eagerly(call)
+            else:
+                run = execute_or_eager(call, self.program, self.verified, into)
+        self.silence(run.diagnostics)
+        if self.is_fixed and not any(d.kind == "loop-divergence" for d in run.diagnostics):
+            for number, counts in run.trips.items():
+                self.verified[number] = max(self.verified.get(number, 0), *counts)
+        return run
 
     def silence(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Silence what one run reported: a compiled function runs many times."""
@@ -119,3 +130,16 @@ class Staged:
         if self.is_fixed or other.is_fixed:
             return self.is_fixed and other.is_fixed
         return self is other or (self.call.key is not None and self.call.key == other.call.key)
+
+
+def stage_call(call: Call) -> Staged:
+    """Trace a call now, to be run with data later."""
+    cached = programs.find(call.key) if call.key is not None else None
+    if cached is not None and cached.program is not None:
+        return Staged(call, cached.program, True)
+    take_snapshot(call)
+    traced = trace_call(call, has_data=False)
+    program = traced.program
+    if traced.is_fixed and call.key is not None and not program.loops:
+        cache_program(call, program, traced.files)
+    return Staged(replace(call, silenced=program.diagnostics), program, traced.is_fixed)

@@ -11,7 +11,8 @@ import pytest
 
 import nki.kernel.kernel
 from backend_agreement import assert_agrees
-from nki.kernel.attempts import run_call, stage_call
+from nki.kernel.attempts import run_call
+from nki.kernel.staged import stage_call
 from nkilib import catalogue
 from support import target
 
