@@ -17,9 +17,9 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
-REPEATS, ROUNDS = 7, 3
+REPEATS, ROUNDS = 9, 2
 HOME = Path(__file__).parents[1]
 
 
@@ -36,7 +36,7 @@ def run():
 
 
 def compare(before):
-    """Print the time of each warm call divided by that of another checkout, the best of several turns."""
+    """Print the CPU time of each warm call divided by that of another checkout, the best of several turns."""
     best = {}
     for _ in range(ROUNDS):
         for tree in (before, str(HOME / "src")):
@@ -67,33 +67,37 @@ def _worker():
     warnings.simplefilter("ignore")
     calls = {}
     with contextlib.redirect_stdout(io.StringIO()):
-        for text in (*_docstrings(), *_documents()):
-            _collect(text, calls)
+        for text, names in (*_docstrings(), *_documents()):
+            _collect(text, names, calls)
         rows = [row for name, call in calls.items() if (row := _timed(name, *call)) is not None]
     print(json.dumps(rows))
 
 
 def _docstrings():
-    """Yield the examples in docstrings of the library."""
+    """Yield the examples in docstrings of the library, and the names they use."""
+    import numpy as np
+
     import nkilib
 
-    for module in pkgutil.walk_packages(nkilib.__path__, "nkilib."):
-        for value in list(vars(importlib.import_module(module.name)).values()):
+    for found in pkgutil.walk_packages(nkilib.__path__, "nkilib."):
+        module = importlib.import_module(found.name)
+        for value in (module, *list(vars(module).values())):
             text = getattr(value, "__doc__", None) or ""
-            if ">>>" in text and getattr(value, "__module__", "") == module.name:
-                yield "".join(example.source for example in doctest.DocTestParser().get_examples(text))
+            if ">>>" in text and (value is module or getattr(value, "__module__", "") == found.name):
+                parts = doctest.DocTestParser().get_examples(text)
+                yield "".join(part.source for part in parts), {"np": np, **vars(module)}
 
 
 def _documents():
-    """Yield the snippets of each document as one text."""
+    """Yield the snippets of each document as one text, and no names."""
     for path in (HOME / "README.md", *sorted((HOME / "docs").rglob("*.md"))):
         text = re.sub(r"<!-- not run -->\s*```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
         blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.S | re.M)
         if any("nki" in block for block in blocks) and path.stem not in ("ranks", "tuning"):
-            yield "\n".join(blocks)
+            yield "\n".join(blocks), {}
 
 
-def _collect(text, calls):
+def _collect(text, names, calls):
     """Run a text and note the calls of kernels with numpy arrays; what cannot run here is left out."""
     import numpy as np
 
@@ -105,7 +109,7 @@ def _collect(text, calls):
         calls.setdefault(name, (kernel, args, kwargs))
 
     with listening(note), contextlib.suppress(Exception), contextlib.redirect_stderr(io.StringIO()):
-        exec(compile(text, "<example>", "exec", dont_inherit=True), {"__name__": "example"})
+        exec(compile(text, "<example>", "exec", dont_inherit=True), {**names, "__name__": "example"})
 
 
 def _timed(name, kernel, args, kwargs):
@@ -126,9 +130,9 @@ def _timed(name, kernel, args, kwargs):
 
 
 def _seconds(job):
-    begin = perf_counter()
+    begin = process_time()  # the machine may have other load
     job()
-    return perf_counter() - begin
+    return process_time() - begin
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -102,14 +103,19 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
     def find(self, key: Any) -> CachedProgram | None:
         """Return the entry of an equal call, unless something that its Python read has changed."""
         found = self.get(key)
-        if found is not None and not found.holds() and self.get(key) is found:
-            self.discard(key)
-        found = super().find(key)
+        if found is not None and not found.holds():
+            if self.get(key) is found:
+                self.discard(key)
+            found = None
         usage = self._usage_of(key[0])
-        if found is None or found.program is None:
-            usage.misses += 1
-        else:
-            usage.hits += 1
+        with self.lock, suppress(KeyError):
+            if found is None or found.program is None:
+                usage.misses += 1
+                self.misses += 1
+            else:
+                usage.hits += 1
+                self.hits += 1
+                self.move_to_end(key)
         return found
 
     def _usage_of(self, function: SameFunction) -> _Usage:

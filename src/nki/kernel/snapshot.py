@@ -91,14 +91,17 @@ class Snapshot:
                 and all(map(is_, map(_CONTENTS, self._cells), self._cell_contents))
                 and all(map(is_, map(_BASES, self._classes), self._bases))
                 and [*map(_size, self._classes)] == self._sizes
-                and all(
-                    all(map(is_, map(namespace.get, values, repeat(_MISSING)), values.values()))
-                    for namespace, values in self._names.values()
-                )
+                and self._names_hold()
                 and all(_are_same(read(value), parts) for value, read, parts in self._contents)
             )
         except (AttributeError, ValueError, RuntimeError):  # gone, emptied, or changed meanwhile
             return False
+
+    def _names_hold(self) -> bool:
+        for namespace, values in self._names.values():
+            if not all(map(is_, map(namespace.get, values, repeat(_MISSING)), values.values())):
+                return False
+        return True
 
     def _add(self, values: Iterable[Any]) -> None:
         for value in values:
