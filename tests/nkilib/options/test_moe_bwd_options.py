@@ -192,7 +192,6 @@ GRADIENTS_REFUSED = refusals(
     activation_type=ActFnType.ReLU,
     activation_type__none=None,
     accumulation_dtype="int32",
-    skip_grad_initialization=True,
 ) + [
     Option("refuses-skipped", {"skip_gate_proj": True, "clamp_limits": ClampLimits(1.0)}, "clamp_limits"),
 ]
@@ -201,3 +200,8 @@ GRADIENTS_REFUSED = refusals(
 @each(GRADIENTS_REFUSED)
 def test_gradient_refusals(option):
     check(option, blockwise_mm_bwd, TRAINING, gradients, 2e-5)
+
+
+def test_initialization_without_given_gradients_is_warned_about():
+    with pytest.warns(UserWarning, match="skip_grad_initialization has no effect"):
+        run(blockwise_mm_bwd, **TRAINING, skip_grad_initialization=True)

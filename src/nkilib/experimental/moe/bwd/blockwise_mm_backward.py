@@ -16,6 +16,7 @@ from nkilib.core.utils.kernel_assert import (
     assert_tensors,
     kernel_assert,
     refuse_without_effect,
+    warn_without_effect,
 )
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.types import DTypeLike, Tensor
@@ -169,7 +170,8 @@ def check_effects(p: BackwardParameters, given: Given) -> None:
     """What would have no effect in this call is not given."""
     has_output = given.hidden is not None or given.affinities is not None
     has_output = has_output or given.gate_up is not None or given.down is not None
-    refuse_without_effect(has_output, "a *_grad_out", (("skip_grad_initialization", p.initialized),))
+    asked = True if p.initialized else None
+    warn_without_effect(has_output, "a *_grad_out", (("skip_grad_initialization", asked),))
     limited = gate_bounds(p.limits) + up_bounds(p.limits) != (None, None, None, None)
     refuse_without_effect(
         not p.skip_gate, "skip_gate_proj=False", (("clamp_limits", p.limits if limited else None),)
