@@ -39,6 +39,7 @@ CODE = "the user's own code: it is meant to run"
 OURS = "files or texts of the package itself"
 POINTER = "pointers that XLA or PyTorch hands to a callback in this process"
 NAMED = "modules that the installation or the command line names"
+GRADER = "files of who grades: tasks and verdicts, not those of submissions"
 METADATA = "of the installed packages, whose code would run anyway"
 TRUSTED = {
     ("nki.backends.reference.blas", "ctypes.CDLL"): "the BLAS that numpy has loaded",
@@ -73,6 +74,17 @@ TRUSTED = {
     ("nki_legacy.commands.source_file", ".read_bytes"): "what it has written itself",
     ("nki_legacy.commands.run", "runpy.run_path"): CODE,
     ("nki_legacy.stubs.finder", "importlib.import_module"): NAMED,
+    ("nki_grading.child", "ctypes.CDLL"): "the C library, to enter the sandbox",
+    ("nki_grading.child", "json.loads"): "the job that the grader passes to its own child",
+    ("nki_grading.command", ".read_bytes"): GRADER,
+    ("nki_grading.command", ".read_text"): GRADER,
+    ("nki_grading.command", "json.loads"): GRADER,
+    ("nki_grading.grade", ".read_bytes"): "a submission: a file, its size is checked",
+    ("nki_grading.roles", ".read_bytes"): "what it has written itself",
+    ("nki_grading.roles", "json.loads"): "headers from the sandbox: length, nesting and sizes are checked",
+    ("nki_grading.sandbox", "import subprocess"): "starts our own child, without a shell",
+    ("nki_grading.task", ".exec_module"): GRADER,
+    ("nki_grading.task", "importlib.import_module"): OURS,
     ("open_nki.installation", ".read_bytes"): METADATA,
     ("open_nki.installation", ".read_text"): METADATA,
     ("open_nki.installation", "ast.literal_eval"): METADATA,
