@@ -17,6 +17,7 @@ from .kernel.kernel import Kernel
 from .kernel.run import Run
 from .launch.observers import observe
 from .options import options
+from .tracebacks import install as _install_tracebacks
 from .version import __version__
 
 if _typing.TYPE_CHECKING:
@@ -98,6 +99,10 @@ def _assign(tile: "language.NkiTensor", value: object) -> None:
     assign(tile, value)
 
 
+def _is_language_function(name: str) -> bool:
+    return name in _importlib.import_module("nki.language").__all__
+
+
 def _move_across_partitions(
     tile: "language.NkiTensor", sizes: _typing.Sequence[int]
 ) -> "language.NkiTensor | None":
@@ -106,9 +111,11 @@ def _move_across_partitions(
     return across_partitions(tile, sizes)
 
 
+_install_tracebacks()
 _hooks.run_program = _run_program
 _hooks.profile_program = _profile_program
 _hooks.assign = _assign
+_hooks.is_language_function = _is_language_function
 _hooks.move_across_partitions = _move_across_partitions
 
 

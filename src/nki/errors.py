@@ -87,18 +87,29 @@ def add_own_package(name: str) -> None:
 
 def is_ours(module_name: str | None) -> bool:
     """Whether a module belongs to `nki` itself; `nkilib` and `trnblas` are users like any other."""
-    return module_name is not None and module_name.partition(".")[0] in _OWN_PACKAGES
+    return _root(module_name) in _OWN_PACKAGES
+
+
+def _root(module_name: str | None) -> str:
+    return (module_name or "").partition(".")[0]
 
 
 class _OursCache(dict[str | None, bool]):
     """Whether a module is not the user's, by its name: it is asked for every instruction and tile."""
 
     def __missing__(self, module_name: str | None) -> bool:
-        self[module_name] = found = is_ours(module_name) or module_name in _BETWEEN
+        self[module_name] = found = is_ours(module_name) or _root(module_name) in _BETWEEN
         return found
 
 
-_BETWEEN = {"contextlib", "functools", "threading"}  # of Python: they stand between the user's code and ours
+_BETWEEN = {
+    "contextlib",
+    "copy",
+    "functools",
+    "numpy",
+    "threading",
+    "torch",
+}  # the user's code calls ours by them
 _OURS = _OursCache()
 
 
@@ -312,16 +323,3 @@ def missing_name(
     close = None if name.startswith("_") else nearest(name, known)
     hint = f"; did you mean {short}.{close}?" if close else ""
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
-
-
-def without_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the traceback without the frames of `nki`, so that the user's line is the last one shown."""
-    frames = []
-    while traceback is not None:
-        if not is_ours(traceback.tb_frame.f_globals.get("__name__")):
-            frames.append(traceback)
-        traceback = traceback.tb_next
-    shown: types.TracebackType | None = None
-    for tb in reversed(frames):
-        shown = types.TracebackType(shown, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
-    return shown

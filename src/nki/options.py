@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import error, nearest
 from .machine.generations import find
 from .machine.machine import Machine
+from .tracebacks import hides_our_frames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,8 +145,8 @@ def choose_machine(kernel_target: str | None = None) -> Machine:
 # ---- in the code ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def options(**settings: Any) -> Iterator[None]:
+@hides_our_frames
+def options(**settings: Any) -> AbstractContextManager[None]:
     """Set options for the calls in this block; they take precedence over the environment.
 
     `with nki.options(target="trn2", strict=True):`. `target` names a platform; the others are the fields of
@@ -167,6 +168,11 @@ def options(**settings: Any) -> Iterator[None]:
         settings.pop("target", None)
     else:
         settings["target"] = find(settings["target"]).name
+    return _using(settings)
+
+
+@contextmanager
+def _using(settings: dict[str, Any]) -> Iterator[None]:
     token = _chosen.set({**_chosen.get(), **settings})
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def nki_fresh_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test whose kernels exceed its budget or its snapshot."""
+    """Fail a test whose kernels exceed its budget or its snapshot; hide the frames of nki in its errors."""
     strict = item.config.getoption("--nki-strict")
     before = os.environ.get("OPEN_NKI_STRICT")
     if strict:
@@ -100,6 +101,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         if wrong:
             pytest.fail("\n".join(wrong), pytrace=False)
         return result
+    except Exception as problem:
+        if "nki" in sys.modules:
+            sys.modules["nki.tracebacks"].hide_our_frames(problem)
+        raise
     finally:
         if strict:
             os.environ.pop("OPEN_NKI_STRICT", None)

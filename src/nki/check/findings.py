@@ -21,6 +21,7 @@ from .python import Finding
 MILD = frozenset(
     ["legacy", "deprecated", "dtype-ignored", "loop-trips", "weak-scalar", "broadcast", "priority-ignored"]
     + ["untested-on-hardware", "matmul-transpose", "lnc-config", "device-copy", "cache-size", "int-precision"]
+    + ["psum-reuse"]
 )  # compilers and hardware accept these, or it is unknown: warnings
 
 

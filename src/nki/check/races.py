@@ -107,13 +107,13 @@ def races(program: Program) -> list[Diagnostic]:
     for core, items in enumerate(program.cores):
         known: dict[Any, int] = {}
         watch = Watch(core, known.get)
-        for instruction in _walked(items, known):
+        for instruction in walked(items, known):
             watch(instruction)
         watches.append(watch)
     return races_between(watches)
 
 
-def _walked(items: Sequence[Item], known: dict[Any, int]) -> Iterator[Instruction]:
+def walked(items: Sequence[Item], known: dict[Any, int]) -> Iterator[Instruction]:
     """Yield the instructions in the order of a run, with the counters of loops in `known`.
 
     A loop with an unknown number of trips is repeated twice: its body may follow its body.
@@ -126,10 +126,10 @@ def _walked(items: Sequence[Item], known: dict[Any, int]) -> Iterator[Instructio
         if trips is not None and trips * max(1, len(item.body)) <= LONGEST_LOOP:
             for value in range(item.lower, item.upper, item.step):
                 known[item.index] = value
-                yield from _walked(item.body, known)
+                yield from walked(item.body, known)
         else:
             for _ in range(2 if trips is None else min(2, trips)):
-                yield from _walked(item.body, known)
+                yield from walked(item.body, known)
         known.pop(item.index, None)
 
 

@@ -1,4 +1,4 @@
-"""The checks of a whole Program: races between its cores, and more live at once than fits."""
+"""The checks of a whole Program: races, products in PSUM that go on, more live at once than fits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from ..ir.items import Diagnostic
 from ..ir.program import Program
 from ..options import Options
 from .capacity import capacity
+from .psum import continued_products
 from .races import races
 
 
@@ -17,4 +18,4 @@ def findings(program: Program, options: Options) -> tuple[Diagnostic, ...]:
 
 @per_program
 def _findings(program: Program, reserve_psum_bank: bool) -> tuple[Diagnostic, ...]:
-    return (*races(program), *capacity(program, reserve_psum_bank))
+    return (*races(program), *continued_products(program), *capacity(program, reserve_psum_bank))

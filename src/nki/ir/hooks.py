@@ -16,6 +16,7 @@ class Hooks:
     run_program: Callable[[Any, Sequence[Any]], Any]
     profile_program: Callable[[Any], Any]
     assign: Callable[[Any, object], None]  # tile[...] = value
+    is_language_function: Callable[[str], bool]  # whether nl has a function of this name
     move_across_partitions: Callable[[Any, Sequence[int]], Any]  # a reshape that needs a copy
 
 

@@ -236,7 +236,9 @@ class Indexed(Layout):
         if stop < 0:
             stop += size
         if step < 1:
-            self._fail("index", f"slice step must be at least 1, got {step}")
+            self._fail(
+                "index", f"slice step must be at least 1, got {step}", "reverse the data before the kernel"
+            )
         if not (0 <= start <= size and 0 <= stop <= size):
             self._out_of_range(dim, *asked)
         if dim == 0 and self.on_chip and step != 1:

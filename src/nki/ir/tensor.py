@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from ..errors import error
 from ..machine import dtypes
 from ..machine.memories import SBUF, MemoryRegion
+from . import foreign
 from .context import running
 from .hooks import hooks
 from .indexing import Key
@@ -88,13 +89,20 @@ class NkiTensor(View):
     # ---- Python protocols (spec/tensor.md 2) ------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
+        """Return whether it is the same tensor (`t == None`); a comparison with a number is refused."""
+        if isinstance(other, (int, float, np.generic, np.ndarray)):
+            self._refuse("a Python comparison", f"nl.equal compares on the engine; {_STEER}")
         return self is other
 
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        """Return True (`if bias:` tests presence); for an nl comparison, whether it holds everywhere."""
-        return bool(np.asarray(self).all()) if self.is_comparison else True
+        """Return whether an nl comparison holds everywhere; True for HBM, where `if bias:` tests presence."""
+        if self.is_comparison:
+            return bool(np.asarray(self).all())
+        if self.on_chip:
+            self._refuse("`if`, `while` or `not`", f"`is not None` tests presence; {_STEER}")
+        return True
 
     def __repr__(self) -> str:
         """Describe the tensor and, while a kernel runs, show its values."""
@@ -105,12 +113,42 @@ class NkiTensor(View):
             return text
         return f"{text}\n{core.values(self)}"
 
+    def __format__(self, spec: str) -> str:
+        if spec:
+            self._refuse_number(f"the format {spec!r}")
+        return str(self)
+
     def _repr_html_(self) -> str:
         from ..markup import escape
 
         return f"<pre>{escape(repr(self))}</pre>"
 
-    __array_ufunc__ = None  # numpy leaves `array + tensor` to __radd__, which explains
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object) -> Any:
+        if ufunc.__name__ in _OPERATORS:  # array + tensor
+            return getattr(self, f"__{_OPERATORS[ufunc.__name__]}__")(None)
+        return foreign.numpy_function(f"np.{ufunc.__name__}", _tensors([*inputs, *_outputs(kwargs)]))
+
+    def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
+        name = f"{function.__module__}.{function.__name__}".replace("numpy", "np", 1)
+        return foreign.numpy_function(name, _tensors([*args, *kwargs.values()]) or [self])
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        tensors = _tensors([*args, *(kwargs or {}).values()])
+        foreign.torch_function(function.__name__, tensors[0])
+
+    def __getattr__(self, name: str) -> Any:
+        raise foreign.missing_attribute(self, name)
+
+    def item(self) -> NoReturn:
+        """Refuse to make a number of a tensor."""
+        self._refuse_number(".item()")
+
+    def tolist(self) -> NoReturn:
+        """Refuse to make numbers of a tensor."""
+        self._refuse_number(".tolist()")
 
     def __array__(self, dtype: NumpyDTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Return a copy of the values, for debugging inside a run."""
@@ -149,11 +187,11 @@ class NkiTensor(View):
             help="return it from the kernel",
         )
 
-    def _refuse(self, what: str, help: str) -> NoReturn:
+    def _refuse(self, what: str, help: str, *notes: str) -> NoReturn:
         raise error(
             "tensor-value",
             f"{what} on a tensor: values are not known while the kernel is traced",
-            notes=[self.describe()],
+            notes=[self.describe(), *notes],
             help=help,
         )
 
@@ -166,13 +204,25 @@ class NkiTensor(View):
     def __contains__(self, item: object) -> NoReturn:
         self._refuse("`in`", "compare with nl.equal and reduce")
 
+    def _refuse_number(self, what: str) -> NoReturn:
+        self._refuse(
+            what,
+            "keep it in a tile, or nisa.register_load it; nl.device_print shows values",
+            "print(t) can show values, since it only displays them; a number in Python would be a constant "
+            "of the compiled kernel, whatever the data is",
+        )
+
     def __float__(self) -> float:
-        self._refuse("float()", "keep it in a tile, or nisa.register_load it; nl.device_print shows values")
+        self._refuse_number("float()")
 
     def __int__(self) -> int:
-        self._refuse("int()", "nisa.register_load(register, tile); nl.device_print shows values")
+        self._refuse_number("int()")
 
-    __index__ = __int__
+    def __complex__(self) -> complex:
+        self._refuse_number("complex()")
+
+    def __index__(self) -> int:
+        self._refuse_number("an index, a size or range()")
 
 
 def _fill(
@@ -227,6 +277,17 @@ class Template:
         return tensor
 
 
+def _tensors(values: Iterable[object]) -> list[View]:
+    """Return the tensors among the arguments of a function, also those in lists."""
+    nested = [v for value in values for v in (value if isinstance(value, (list, tuple)) else (value,))]
+    return [value for value in nested if isinstance(value, NkiTensor)]
+
+
+def _outputs(kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    return kwargs.get("out") or ()
+
+
+_STEER = "a register (nisa.register_load) can steer a loop"
 _COMPARISONS = {"__lt__": "less", "__le__": "less_equal", "__gt__": "greater", "__ge__": "greater_equal"}
 _ARITHMETIC = {
     "add": ("+", "nl.add", "tensor_tensor"),
@@ -250,6 +311,16 @@ _ARITHMETIC = {
 }
 
 
+_OPERATORS = {  # of numpy's functions
+    **{name: name for name in ("add", "matmul", "divmod", "invert")},
+    **{"subtract": "sub", "multiply": "mul", "divide": "truediv", "true_divide": "truediv", "power": "pow"},
+    **{"floor_divide": "floordiv", "remainder": "mod", "negative": "neg", "positive": "pos"},
+    **{"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "absolute": "abs"},
+    **{"left_shift": "lshift", "right_shift": "rshift"},
+    **{"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"},
+}
+
+
 def _refuse_operator(method: str, symbol: str, nl_name: str, isa_name: str) -> None:
     def refuse(self: NkiTensor, *others: object) -> NoReturn:
         raise error(
@@ -267,7 +338,7 @@ def _refuse_comparison(method: str, name: str) -> None:
     def refuse(self: NkiTensor, other: object) -> NoReturn:
         self._refuse(
             "a Python comparison",
-            f"nl.{name} compares on the engine; a register (nisa.register_load) can steer a loop",
+            f"nl.{name} compares on the engine; {_STEER}",
         )
 
     refuse.__name__ = method

@@ -115,7 +115,7 @@ def matching(ins: Instruction, *names: str) -> None:
                 "shape",
                 f"{names[0]} has {first.shape[0]} partitions, {name} has {view.shape[0]}",
                 [names[0], name],
-                "operands must have equal partitions; slice the larger one",
+                _equal_partitions(first, view),
             )
         if view.free_elements != first.free_elements:
             raise fail(
@@ -134,6 +134,15 @@ def matching_values(ins: Instruction, *names: str) -> None:
     castable(ins, *names)
 
 
+def _equal_partitions(first: View, second: View) -> str:
+    if 1 in (first.shape[0], second.shape[0]):
+        rows = max(first.shape[0], second.shape[0])
+        return (
+            f"give each partition the row: nl.broadcast_to(row, ({rows}, n)), or dma_copy it to all of them"
+        )
+    return "operands must have equal partitions; slice the larger one"
+
+
 def same_partitions(ins: Instruction, first: str, *names: str) -> None:
     """Equal partitions; the elements per partition are another rule's business."""
     rows = getattr(ins, first).shape[0]
@@ -145,7 +154,7 @@ def same_partitions(ins: Instruction, first: str, *names: str) -> None:
                 "shape",
                 f"{first} has {rows} partitions, {name} has {view.shape[0]}",
                 [first, name],
-                "operands must have equal partitions; slice the larger one",
+                _equal_partitions(getattr(ins, first), view),
             )
 
 

@@ -205,7 +205,11 @@ def _finish_eagerly(
     assert statistics is not None
     statistics.finish()
     run = _received(call, transfer, execution, results, lambda: statistics)
-    found = [*races, *capacity_of_run(statistics, call.options.reserve_psum_bank)]
+    found = [
+        *races,
+        *launch.continued_products(),
+        *capacity_of_run(statistics, call.options.reserve_psum_bank),
+    ]
     report_executed(call.kernel, transfer, execution, results[0], found, python.read_values)
     if call.key is not None and python.read_values:
         programs.refuse(call.key, "its Python reads values of tensors")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ..errors import NkiError, Site, error, is_ours, nearest
+from ..ir.tensor import NkiTensor
 from ..machine import operators
 
 _CALL_PROBLEM = re.compile(
@@ -22,7 +24,24 @@ REPLACED_KEYWORDS = {
     "unique_indices": "use nisa.dma_compute",
 }
 
-NO_RESULT = "instructions return no tile: allocate the result with nl.ndarray and pass it first, as dst="
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def explains_calls(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate what runs a kernel's Python: a wrong call in it is an NkiError at its line."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, AttributeError) as problem:
+            better = explain_call(problem) if isinstance(problem, TypeError) else explain_attribute(problem)
+            if better is None:
+                raise
+            raise better.with_traceback(problem.__traceback__) from None
+
+    return called
 
 
 def explain_call(problem: TypeError) -> NkiError | None:
@@ -44,14 +63,46 @@ def explain_call(problem: TypeError) -> NkiError | None:
     if function is None or frames[-1].tb_frame.f_code is getattr(inspect.unwrap(function), "__code__", None):
         return None
     accepted = list(inspect.signature(function).parameters)
-    is_short = match.group(2).startswith("missing") and accepted[0] == "dst"
     return error(
         "argument",
         str(problem),
         notes=[f"accepted: {', '.join(accepted)}"],
-        help=suggest(keyword, accepted) if keyword else NO_RESULT if is_short else None,
+        help=suggest(keyword, accepted) if keyword else _required(name, function),
         site=Site(user[-1].tb_frame.f_code, user[-1].tb_lasti),
     )
+
+
+def explain_attribute(problem: AttributeError) -> NkiError | None:
+    """Return the error of a parameter that is used as a tensor and is none; None for other problems."""
+    frames, value = _frames(problem.__traceback__), problem.obj
+    frame = frames[-1].tb_frame
+    code = frame.f_code
+    names = [n for n in code.co_varnames[: code.co_argcount] if frame.f_locals.get(n) is value]
+    is_plain = isinstance(value, (list, tuple, int, float, str, type(None)))
+    is_users = not is_ours(frame.f_globals.get("__name__"))
+    if not (names and is_plain and is_users and hasattr(NkiTensor, problem.name or "")):
+        return None
+    help = f"pass an array: np.array({names[0]}, dtype=np.float32)"
+    if value is None:
+        help = f"test an argument that may be None first: if {names[0]} is not None: ..."
+    return error(
+        "argument",
+        f"{code.co_name}: '{names[0]}' is {_a(value)}, not a tensor: it has no .{problem.name}",
+        help=help,
+        site=Site(code, frames[-1].tb_lasti),
+    )
+
+
+def _a(value: object) -> str:
+    return "None" if value is None else f"a Python {type(value).__name__}"
+
+
+def _required(name: str, function: Callable[..., Any]) -> str:
+    """Return how to call a function with the arguments that it needs."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    result = "; the result goes to dst, instructions return no tile" if needed[:1] == ["dst"] else ""
+    return f"write {name}({', '.join(needed)}, ...){result}"
 
 
 def suggest(keyword: str, accepted: list[str]) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ..errors import error, nearest
 from ..machine.generations import find
 from ..options import from_environment
+from ..tracebacks import hides_our_frames
 from .kernel import Kernel, P
 from .run import launch_grid
 
@@ -31,6 +32,7 @@ def jit(fn: None = None, **kwargs: object) -> Callable[[Callable[P, Any]], Kerne
     """Make a kernel of the function below: @nki.jit(), @nki.jit(platform_target=...)."""
 
 
+@hides_our_frames
 def jit(fn: Any = None, **kwargs: Any) -> Any:
     """Make a kernel of a function: @nki.jit, @nki.jit(), nki.jit(fn), nki.jit(fn, platform_target=...)."""
     for name in kwargs:
@@ -65,6 +67,7 @@ def jit(fn: Any = None, **kwargs: Any) -> Any:
     return make if fn is None else make(fn)
 
 
+@hides_our_frames
 def simulate(kernel: Callable[P, Any] | Kernel[P]) -> Kernel[P]:
     """The kernel, run at once on this machine with the supported-Python lint on."""
     return as_kernel(kernel)._with(simulated=True)
@@ -98,6 +101,7 @@ def profile(
     """Profile several ranks."""
 
 
+@hides_our_frames
 def profile(
     kernel: Callable[..., Any] | Kernel,
     run: bool = False,
@@ -121,7 +125,9 @@ def profile(
     made = as_kernel(kernel) if lnc is None else as_kernel(kernel)[lnc]
     if ranks > 1 or starts_us is not None:
         return functools.partial(profile_world, made, ranks, starts_us, stage, target)
-    return lambda *args, **kwargs: profile_call(made, args, kwargs, run, stage, target, uncertainty)
+    return hides_our_frames(
+        lambda *args, **kwargs: profile_call(made, args, kwargs, run, stage, target, uncertainty)
+    )
 
 
 def as_kernel(kernel: Any) -> Kernel:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec
 
-from ..errors import NkiError, NkiWarning, error, user_site, without_our_frames
+from ..errors import NkiWarning, error, user_site
 from ..ir import tree
 from ..ir.context import running, warn
 from ..ir.program import Diagnostic, Program
@@ -29,15 +29,16 @@ from ..launch.world import current_world
 from ..machine.machine import Machine
 from ..options import Options, choose_machine, from_environment
 from ..options import options as nki_options
+from ..tracebacks import hide_our_frames, hides_our_frames
 from .arguments import bind
 from .arrays import TensorSpec, load_framework
 from .attempts import run_call, trace_call
 from .cache import CacheInfo, is_debugging, programs
-from .explain import explain_call
+from .explain import explains_calls
 from .listeners import listeners
 from .run import Call, Run, launch_grid
 from .staged import Returned, Staged, stage_call
-from .user_function import is_users_error, named, plain, refuse_unfinished
+from .user_function import named, plain, refuse_unfinished
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -151,23 +152,21 @@ class Kernel(_Typed[P]):
         core = running()
         if core is not None:
             return self._inline(core, args, kwargs)
+        try:
+            return self._start(args, kwargs)
+        except Exception as problem:
+            hide_our_frames(problem)
+            raise
+
+    @explains_calls
+    def _start(self, args: tuple, kwargs: dict) -> Any:
         for listener in tuple(listeners):
             listener(self, args, kwargs)
-        try:
-            call = self.prepare(args, kwargs)
-            framework = call.arguments.framework
-            if framework is None:
-                return run_call(call).result
-            return framework.call(self, call, args, kwargs)
-        except NkiError as problem:
-            raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
-        except Exception as problem:
-            better = explain_call(problem) if isinstance(problem, TypeError) else None
-            if better is not None:
-                raise better.with_traceback(without_our_frames(problem.__traceback__)) from None
-            if is_users_error(problem):  # a bare raise brings our frames back before Python 3.11
-                raise problem.with_traceback(without_our_frames(problem.__traceback__))  # noqa: B904
-            raise
+        call = self.prepare(args, kwargs)
+        framework = call.arguments.framework
+        if framework is None:
+            return run_call(call).result
+        return framework.call(self, call, args, kwargs)
 
     if not TYPE_CHECKING:
         __call__ = _call
@@ -187,6 +186,8 @@ class Kernel(_Typed[P]):
             )
         return self.func(*args, **kwargs)
 
+    @hides_our_frames
+    @explains_calls
     def run(self, *args: object, **kwargs: object) -> Run:
         """Like a call, but returns a Run: the result with statistics and diagnostics.
 
@@ -199,19 +200,26 @@ class Kernel(_Typed[P]):
             listener(self, args, kwargs)
         return run_call(self.prepare(args, kwargs))
 
+    @hides_our_frames
+    @explains_calls
     def trace(self, *args: object, **kwargs: object) -> Program:
         """Return what a call does as a Program. Arrays may be `nki.TensorSpec`s; nothing is computed."""
         return trace_call(self.prepare(args, kwargs), has_data=False).program
 
+    @hides_our_frames
+    @explains_calls
     def stage(self, *args: object, **kwargs: object) -> Staged:
         """Trace a call on `nki.TensorSpec`s now, to be run with data later."""
         return stage_call(self.prepare(args, kwargs))
 
+    @hides_our_frames
+    @explains_calls
     def eval_shape(self, *args: object, **kwargs: object) -> Any:
         """What a call returns, with `nki.TensorSpec`s for its tensors. Takes TensorSpecs or arrays."""
         outline = self.stage(*args, **kwargs).outline
         return tree.replace_leaves(outline.result, Returned, lambda r: TensorSpec(*r[:2]))
 
+    @hides_our_frames
     def profile(self, *args: object, **kwargs: object) -> Profile:
         """The modelled run of the kernel on its platform: `nki.profile(kernel)(*args)`."""
         from .profile import profile_call

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ..backends.reference.collector import fewer_collections, no_collections
-from ..errors import error, without_our_frames
+from ..errors import error
 from ..files import read_json
 from ..ir.program import Diagnostic, Loop, Program
 from ..ir.statistics import Statistics
@@ -24,8 +24,9 @@ from ..timing.links import Communication, communication
 from ..timing.schedule import schedule_ranks
 from ..timing.uncertainty import Uncertainty
 from ..timing.uncertainty import uncertainty as interval
+from ..tracebacks import hides_our_frames
 from .arrays import TensorSpec
-from .explain import explain_call
+from .explain import explains_calls
 from .run import CalledKernel
 
 
@@ -221,6 +222,7 @@ def _is_whole(saved: SavedProfile) -> bool:
         return False
 
 
+@explains_calls
 def profile_call(
     kernel: CalledKernel,
     args: tuple,
@@ -234,13 +236,8 @@ def profile_call(
 
     Arguments are arrays or TensorSpecs; given arrays, dynamic loops are run to count their trips.
     """
-    try:
-        with options(target=target):
-            return _profiled(kernel, args, kwargs, run, uncertain, stage)
-    except Exception as problem:
-        better = explain_call(problem) if isinstance(problem, TypeError) else None
-        shown = better or problem
-        raise shown.with_traceback(without_our_frames(problem.__traceback__)) from shown.__cause__
+    with options(target=target):
+        return _profiled(kernel, args, kwargs, run, uncertain, stage)
 
 
 def _profiled(
@@ -265,6 +262,8 @@ def _profiled(
     return found
 
 
+@hides_our_frames
+@explains_calls
 def profile_world(
     kernel: CalledKernel,
     ranks: int,

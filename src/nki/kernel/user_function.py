@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import error, is_ours
+from ..errors import error
 
 
 def plain(func: Callable) -> Callable:
@@ -21,14 +21,6 @@ def plain(func: Callable) -> Callable:
         if not callable(inner):
             return func
         func = inner
-
-
-def is_users_error(problem: BaseException) -> bool:
-    """True when the innermost frame is the user's: then ours are of no interest."""
-    last = problem.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    return last is not None and not is_ours(last.tb_frame.f_globals.get("__name__"))
 
 
 def refuse_unfinished(function: Callable) -> None:

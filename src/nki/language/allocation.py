@@ -98,6 +98,7 @@ def _check_shape(function: str, shape: object) -> tuple[int, ...]:
             raise error(
                 "shape",
                 f"{function}: shape {tuple(shape)}: entry {position} must be a positive int, got {size!r}",
+                help="divide sizes with //" if isinstance(size, float) else None,
             )
         if position and isinstance(size, ParDim):
             raise error(

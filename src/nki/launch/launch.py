@@ -14,6 +14,7 @@ import numpy as np
 
 from ..backends.reference.collector import fewer_collections
 from ..backends.reference.memories import check_usable
+from ..check.psum import PsumWatch
 from ..check.races import Watch, races_between
 from ..errors import NkiError, error
 from ..ir.instruction import NkiInstruction, ProgramPosition
@@ -133,9 +134,11 @@ class Launch:
         self.cores = [Core(self, state) for state in self.execution.cores]
         is_watched = mode == "eager" and degree > 1
         self.watches = [Watch(core.index, register_value) for core in self.cores] if is_watched else []
+        self.products = [PsumWatch() for _ in self.cores] if mode == "eager" else []
         for core in self.cores:
-            watch = self.watches[core.index : core.index + 1]
-            core.sinks = [*self._first_sinks(core), *watch, *observers.current()]
+            mine = slice(core.index, core.index + 1)
+            watches: list[Sink] = [*self.watches[mine], *self.products[mine]]
+            core.sinks = [*self._first_sinks(core), *watches, *observers.current()]
 
     def _first_sinks(self, core: Core) -> list[Sink]:
         if self.statistics is None:
@@ -176,6 +179,10 @@ class Launch:
     def races(self) -> list[Diagnostic]:
         """Return the races between cores whose instructions ran as they were issued."""
         return races_between(self.watches)
+
+    def continued_products(self) -> list[Diagnostic]:
+        """Return the matmuls that added to a product that was read."""
+        return [found for watch in self.products for found in watch.found.values()]
 
     # ---- running ---------------------------------------------------------------------------------
 

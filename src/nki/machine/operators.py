@@ -149,8 +149,9 @@ def resolve(op: object, function: str, argument: str = "op") -> Operator:
     if name is not None:
         return OPERATORS[name]
     close = nearest(op, OPERATORS) if isinstance(op, str) else None
+    got = "a tensor: the arguments are in another order" if hasattr(op, "shape") else repr(op)
     raise error(
         "op",
-        f"{function}: {argument} must be an nl operator, got {op!r}",
+        f"{function}: {argument} must be an nl operator, got {got}",
         help=f"pass nl.{close}" if close else "pass one like nl.add or nl.maximum",
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import NkiError, error, user_site, without_our_frames
+from ..errors import NkiError, error, user_site
 from ..kernel.kernel import Kernel
+from ..tracebacks import hides_our_frames
 from .inputs import calls_of, check_alike
 from .local import LARGEST, run_local
 from .processes import run_processes
@@ -13,6 +14,7 @@ from .processes import run_processes
 BACKENDS = {"local": run_local, "processes": run_processes}
 
 
+@hides_our_frames
 def run_ranks(
     kernel: Any,
     world_size: int,
@@ -47,4 +49,4 @@ def run_ranks(
     except NkiError as problem:
         if problem.site is None:
             problem.site = user_site()  # what was given, not what a kernel's line made of it
-        raise problem.with_traceback(without_our_frames(problem.__traceback__)) from problem.__cause__
+        raise

@@ -1,0 +1,152 @@
+"""Sums in PSUM that go on by mistake: a matmul adds to a product that was read already.
+
+With `accumulate=None` a matmul adds to what matmuls wrote before. That is meant for the parts of one product.
+Two products in one tile become a sum, without an error. `accumulate=True` says that a sum is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..errors import Site
+from ..ir.instruction import Instruction, State
+from ..ir.items import Diagnostic
+from ..ir.operand_access import OperandAccess
+from ..ir.program import Program
+from ..ir.storage import Storage
+from ..ir.view import View
+from ..machine.memories import PSUM
+from .races import walked
+
+MOST_TILES = 1024  # that are followed; PSUM holds fewer at once
+
+
+class Box(NamedTuple):
+    """The partitions and the bytes of each between which a view lies."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    def overlaps(self, other: Box) -> bool:
+        top, bottom, left, right = other
+        return self.top < bottom and top < self.bottom and self.left < right and left < self.right
+
+
+class Product:
+    """What matmuls left in a part of PSUM."""
+
+    __slots__ = ("box", "read")
+
+    def __init__(self, box: Box):
+        self.box = box
+        self.read: tuple[Site | None, str] | None = None  # by which instruction, and at which line
+
+
+class Operands(NamedTuple):
+    """The operands in PSUM of all instructions of one signature; they share their `access`."""
+
+    access: OperandAccess
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    @staticmethod
+    def of(instruction: Instruction) -> Operands:
+        names, operands = instruction.operand_names, instruction.operands()
+        here = [i for i, v in enumerate(operands) if isinstance(v, View) and v.storage.buffer is PSUM]
+        added = instruction.write_at if instruction.accumulates else ()
+        reads = tuple(names[i] for i in here if i in instruction.read_at and i not in added)
+        return Operands(instruction.access, reads, tuple(names[i] for i in here if i in instruction.write_at))
+
+
+class PsumWatch:
+    """Follows the products in the PSUM of one core."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple, Diagnostic] = {}
+        self.products: dict[Storage, dict[tuple, Product]] = {}  # of each tile, by offset, shape and strides
+        self._operands: dict[int, Operands] = {}  # by the identity of an `access`, which is in the value
+
+    def __call__(self, instruction: Instruction) -> None:
+        if State.loop in instruction.state:  # tiles of the body are new in each iteration
+            self.products = {s: products for s, products in self.products.items() if not s.loop}
+            return
+        access = instruction.access
+        known = self._operands.get(id(access))
+        if known is None:
+            known = self._operands[id(access)] = Operands.of(instruction)
+        for name in known.reads:
+            view = getattr(instruction, name)
+            if view.storage in self.products:
+                self._read(view, instruction)
+        for name in known.writes:
+            view = getattr(instruction, name)
+            if access.accumulates and view.indirection is None:
+                self._multiply(instruction, view)
+            elif view.storage in self.products:
+                self._forget(view)
+
+    def _read(self, view: View, instruction: Instruction) -> None:
+        box = _box(view)
+        for product in self.products[view.storage].values():
+            if product.box.overlaps(box):
+                product.read = instruction.site, instruction.public
+
+    def _multiply(self, instruction: Any, dst: View) -> None:
+        begins = instruction.is_transpose or instruction.accumulate is False
+        if begins and dst.storage in self.products:
+            self._forget(dst)
+        if instruction.is_transpose:
+            return
+        products = self.products.setdefault(dst.storage, {})
+        product = products.get((dst.offset, dst.shape, dst.strides))
+        if product is None:
+            products[dst.offset, dst.shape, dst.strides] = Product(_box(dst))
+            if len(self.products) > MOST_TILES:
+                del self.products[next(iter(self.products))]
+            return
+        if instruction.accumulate is None and product.read is not None:
+            self._report(instruction, dst, product.read)
+        product.read = None
+
+    def _forget(self, view: View) -> None:
+        """Drop the products that a write has ended."""
+        box, products = _box(view), self.products[view.storage]
+        self.products[view.storage] = {k: p for k, p in products.items() if not p.box.overlaps(box)}
+
+    def _report(self, instruction: Any, dst: View, read: tuple[Site | None, str]) -> None:
+        site, reader = read
+        self.found.setdefault(
+            (instruction.site, site),
+            Diagnostic(
+                "psum-reuse",
+                f"{instruction.public} adds to a product that was read already",
+                [f"read by {reader} at {site}", f"dst: {dst.describe()}"],
+                "write accumulate=False to begin another product, or accumulate=True if the sum is wanted",
+                instruction.site,
+            ),
+        )
+
+
+def _box(view: View) -> Box:
+    """Return where a view lies; one with a run-time index may lie anywhere in its storage."""
+    storage, width = view.storage, view.dtype.itemsize
+    if view.indirection is not None:
+        return Box(0, storage.partitions, 0, storage.pitch)
+    top, left = divmod(view.offset, view.row_pitch)
+    reach = sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:], strict=True))
+    return Box(top, top + view.shape[0], left * width, (left + reach + 1) * width)
+
+
+def continued_products(program: Program) -> list[Diagnostic]:
+    """Return the matmuls of a program that add to a product that was read."""
+    if not any(storage.buffer is PSUM for storage in program.storages):
+        return []
+    found: dict[tuple, Diagnostic] = {}
+    for items in program.cores:
+        watch = PsumWatch()
+        for instruction in walked(items, {}):
+            watch(instruction)
+        found = {**watch.found, **found}
+    return [*found.values()]
