@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -233,6 +235,10 @@ def kernel(t, d):
         ("helper(nl.load(x))", "t * 2"),
         ("made(x) - 1", "made(x) - 1"),
         ("[nl.load(x) for _ in x][0] + 1", "[nl.load(x) for _ in x][0] + 1"),
+        ("m.tile = nl.load(x); m.tile + 1", "m.tile + 1"),
+        ("{'a': nl.load(x)}['a'] + 1", "{'a': nl.load(x)}['a'] + 1"),
+        ("[t + 1 for t in [nl.load(x)]]", "t + 1"),
+        ("m['a'] = nl.load(x); m['a'] + 1", "m['a'] + 1"),
         ("nl.load(x).broken()", ".broken"),
         ("kernel[4, 2](x)", "kernel[4, 2]"),
         ("__import__('neuronxcc.nki')", "'neuronxcc.nki'"),
@@ -302,6 +308,17 @@ def test_counts_and_diff_come_from_the_same_places(capsys, file):
     assert path.read_text() == SAFE
     assert main(["migrate", str(path)]) == 1
     assert "4 places, 4 that --write can change, 0 for you" in capsys.readouterr().out
+
+
+def test_the_table_of_the_page_is_what_is_listed():
+    page = (Path(__file__).parents[2] / "docs" / "migration.md").read_text("utf-8")
+    kernel = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    kernel = re.sub(r"from nki_legacy import stubs\n\nstubs.*\n", "", kernel)
+    rows = re.findall(r"^ (\d+):(\d+) +(\S.*?)  +(\S.*?)  +(--write|you: .*?)$", page, re.MULTILINE)
+    listed = {
+        (p.line, p.column, p.old, p.new, f"you: {p.why}" if p.why else "--write") for p in migrate(kernel)[1]
+    }
+    assert len(rows) == 5 and {(int(line), int(column), *rest) for line, column, *rest in rows} <= listed
 
 
 def test_a_missing_libcst_is_one_line(capsys, file, monkeypatch):

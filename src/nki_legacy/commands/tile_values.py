@@ -40,9 +40,10 @@ class TileValues(cst.CSTVisitor):
             return any(node.value in self.tiles[scope] for scope in self.scopes())
         if isinstance(node, cst.Call):
             return self.is_tile_call(node)
-        if isinstance(node, (cst.Subscript, cst.Attribute)):
-            plain = isinstance(node, cst.Attribute) and node.attr.value != "T"  # t.shape
-            return not plain and self.is_tile(node.value)
+        if isinstance(node, cst.Attribute):
+            return f".{node.attr.value}" in self.tiles[""]  # of an object: not t.shape
+        if isinstance(node, cst.Subscript):
+            return self.is_tile(node.value)
         return any(self.is_tile(part) for part in _parts(node))
 
     def is_tile_call(self, node: cst.Call) -> bool:
@@ -90,6 +91,9 @@ class TileValues(cst.CSTVisitor):
     def visit_For(self, node: cst.For) -> None:
         self.bind(node.target, node.iter)
 
+    def visit_CompFor(self, node: cst.CompFor) -> None:
+        self.bind(node.target, node.iter)
+
     def bind(self, target: cst.CSTNode, value: cst.CSTNode | None) -> None:
         """Note what an assignment makes a tile."""
         if isinstance(target, (cst.Tuple, cst.List)):
@@ -100,6 +104,10 @@ class TileValues(cst.CSTVisitor):
                 self.bind(element.value, part)
         elif isinstance(target, cst.Name) and self.is_tile(value):
             self.add(self.tiles[self.function], target.value)
+        elif isinstance(target, cst.Attribute) and self.is_tile(value):
+            self.add(self.tiles[""], f".{target.attr.value}")
+        elif isinstance(target, cst.Subscript) and self.is_tile(value):
+            self.bind(target.value, value)  # a list or a dictionary of tiles
 
     def visit_Call(self, node: cst.Call) -> None:
         if isinstance(node.func, cst.Attribute) and node.func.attr.value == "append" and node.args:
@@ -130,6 +138,8 @@ def _parts(node: cst.CSTNode | None) -> list[cst.CSTNode]:
         return [node.body, node.orelse]
     if isinstance(node, (cst.Tuple, cst.List)):
         return [element.value for element in node.elements]
-    if isinstance(node, cst.ListComp):
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp)):
         return [node.elt]
+    if isinstance(node, cst.Dict):
+        return [element.value for element in node.elements]
     return []
