@@ -311,7 +311,7 @@ def test_counts_and_diff_come_from_the_same_places(capsys, file):
 
 
 def test_the_table_of_the_page_is_what_is_listed():
-    page = (Path(__file__).parents[2] / "docs" / "migration.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/migration.md").read_text("utf-8")
     kernel = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     kernel = re.sub(r"from nki_legacy import stubs\n\nstubs.*\n", "", kernel)
     rows = re.findall(r"^ (\d+):(\d+) +(\S.*?)  +(\S.*?)  +(--write|you: .*?)$", page, re.MULTILINE)
