@@ -3,7 +3,11 @@
 import importlib as _importlib
 import typing as _typing
 
-from open_nki import checked as _checked  # noqa: F401  before any file that could be another distribution's
+try:  # before any file that could be another distribution's
+    from open_nki import checked as _checked  # noqa: F401
+except ModuleNotFoundError as _missing:  # this package was copied without its distribution
+    if _missing.name != "open_nki":
+        raise
 
 from . import plugins as _plugins
 from .errors import NkiError, NkiValidationError, NkiWarning

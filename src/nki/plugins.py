@@ -27,10 +27,18 @@ if TYPE_CHECKING:
 
 @functools.cache
 def entry_points(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group, by name."""
+    """Return the entry points of a group, by name; those of a package that is not there are left out."""
     from importlib import metadata  # slow to import, and most programs use no plugin
 
-    return {entry.name: entry for entry in metadata.entry_points(group=group)}
+    found = metadata.entry_points(group=group)
+    return {entry.name: entry for entry in found if _is_importable(entry.module.partition(".")[0])}
+
+
+@functools.cache
+def _is_importable(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
 
 
 def load(entry: EntryPoint) -> Any:

@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,3 +192,22 @@ def test_nki_reads_no_entry_point_until_a_name_is_missing():
     found = [subprocess.run([sys.executable, "-c", c], capture_output=True).stdout for c in (code, floor)]
     assert found[0] == found[1]
     assert not hasattr(nki, "__no_such_dunder__")
+
+
+ALONE = """
+import sys
+sys.path[:] = {paths!r}
+import nki, nki.isa
+try:
+    import nki.tensor
+except ModuleNotFoundError as problem:
+    print(problem.name, hasattr(nki, "meta"))
+"""
+
+
+def test_nki_alone_works_without_the_packages_beside_it(tmp_path):
+    (tmp_path / "nki").symlink_to(Path(nki.__file__).parent, target_is_directory=True)
+    paths = [str(tmp_path), *(p for p in sys.path if p and not (Path(p) / "nki_legacy").exists())]
+    command = [sys.executable, "-I", "-c", ALONE.format(paths=paths)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split() == ["nki.tensor", "False"], done.stderr
