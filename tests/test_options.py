@@ -156,5 +156,6 @@ def test_only_this_module_reads_the_environment():
     }
     others = {
         "ranks/member.py",  # the process of a rank says how many of the cores are its own
+        "tracebacks.py",  # the options use it
     }
     assert readers - others == {"options.py"}

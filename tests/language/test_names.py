@@ -78,5 +78,5 @@ def test_module_constants_may_be_read_at_import():
 
 
 def test_builtins_inside_our_modules_are_pythons():
-    run(lambda: nl.sum(nl.ones((4, 4), nl.float32), 1) and None)
+    run(lambda: (nl.sum(nl.ones((4, 4), nl.float32), 1), None)[1])
     assert builtins.max(1, 2) == 2

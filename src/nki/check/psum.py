@@ -7,6 +7,7 @@ Two products in one tile become a sum, without an error. `accumulate=True` says 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..errors import Site
 from ..ir.instruction import Instruction, State
@@ -17,8 +18,6 @@ from ..ir.storage import Storage
 from ..ir.view import View
 from ..machine.memories import PSUM
 from .races import walked
-
-MOST_TILES = 1024  # that are followed; PSUM holds fewer at once
 
 
 class Box(NamedTuple):
@@ -65,12 +64,14 @@ class PsumWatch:
 
     def __init__(self) -> None:
         self.found: dict[tuple, Diagnostic] = {}
-        self.products: dict[Storage, dict[tuple, Product]] = {}  # of each tile, by offset, shape and strides
+        # of each tile that is alive, by offset, shape and strides
+        self.products: WeakKeyDictionary[Storage, dict[tuple, Product]] = WeakKeyDictionary()
         self._operands: dict[int, Operands] = {}  # by the identity of an `access`, which is in the value
 
     def __call__(self, instruction: Instruction) -> None:
         if State.loop in instruction.state:  # tiles of the body are new in each iteration
-            self.products = {s: products for s, products in self.products.items() if not s.loop}
+            for storage in [s for s in self.products if s.loop]:
+                del self.products[storage]
             return
         access = instruction.access
         known = self._operands.get(id(access))
@@ -103,8 +104,6 @@ class PsumWatch:
         product = products.get((dst.offset, dst.shape, dst.strides))
         if product is None:
             products[dst.offset, dst.shape, dst.strides] = Product(_box(dst))
-            if len(self.products) > MOST_TILES:
-                del self.products[next(iter(self.products))]
             return
         if instruction.accumulate is None and product.read is not None:
             self._report(instruction, dst, product.read)
