@@ -72,7 +72,8 @@ def double(x):
 UNMOUNT = """
 import ctypes
 libc = ctypes.CDLL(None)
-print([libc.umount2({task!r}.encode(), 2), libc.unshare(0x10000000)], os.listdir({task!r}))
+seen = os.listdir({task!r}) if os.path.isdir({task!r}) else []
+print([libc.umount2({task!r}.encode(), 2), libc.unshare(0x10000000)], seen)
 """
 
 STOPPED = {  # these end by a limit, which costs its time
