@@ -32,7 +32,7 @@ def living():
 
 DEAD_TILES = (
     *("ir.liveness.Lifetime", "ir.liveness.LiveTiles", "ir.storage.Storage", "errors.Site"),
-    *("check.psum.Product", "check.psum.Box"),
+    *("check.psum.Product", "ir.boxes.Box"),
 )
 SITES = 2  # of a tile: where it was allocated, and where its product was read
 

@@ -20,7 +20,7 @@ from .findings import CheckFinding
 from .python import Checked, check_all, place_of
 from .python_checker import Use
 from .release_conditions import CONDITIONS
-from .releases import Change, by_subject, error_codes
+from .releases import ReleaseChange, by_subject, error_codes
 
 MODULES = ("nki.language", "nki.isa", "nki.collectives")
 
@@ -38,7 +38,7 @@ def of_source(fn: Callable, release: str, checked: dict[int, Checked]) -> Iterat
                 )
 
 
-Found = tuple[ast.AST, Change, str]  # the node, the row that it breaks, and its subject
+Found = tuple[ast.AST, ReleaseChange, str]  # the node, the row that it breaks, and its subject
 
 
 def _of_use(use: Use, release: str) -> Iterator[Found]:
@@ -58,10 +58,10 @@ def _is_undocumented(use: Use) -> bool:
     return module in MODULES and module in sys.modules and name not in sys.modules[module].__all__
 
 
-UNDOCUMENTED = Change("", (), "all", "undocumented", "", "", "stubs v2.29.0 to v2.32.0")
+UNDOCUMENTED = ReleaseChange("", (), "all", "undocumented", "", "", "stubs v2.29.0 to v2.32.0")
 
 
-def _of_call(use: Use, call: ast.Call, table: Mapping[str, list[Change]]) -> Iterator[Found]:
+def _of_call(use: Use, call: ast.Call, table: Mapping[str, list[ReleaseChange]]) -> Iterator[Found]:
     for change in table.get(f"{use.name}()", []):
         yield use.node, change, use.name
     given = _given(call, use.value)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..errors import Site
+from ..ir.boxes import Box, box
 from ..ir.instruction import Instruction, State
 from ..ir.items import Diagnostic
 from ..ir.operand_access import OperandAccess
@@ -18,19 +19,6 @@ from ..ir.storage import Storage
 from ..ir.view import View
 from ..machine.memories import PSUM
 from .races import walked
-
-
-class Box(NamedTuple):
-    """The partitions and the bytes of each between which a view lies."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
-
-    def overlaps(self, other: Box) -> bool:
-        top, bottom, left, right = other
-        return self.top < bottom and top < self.bottom and self.left < right and left < self.right
 
 
 class Product:
@@ -43,7 +31,7 @@ class Product:
         self.read: tuple[Site | None, str] | None = None  # by which instruction, and at which line
 
 
-class Operands(NamedTuple):
+class PsumOperands(NamedTuple):
     """The operands in PSUM of all instructions of one signature; they share their `access`."""
 
     access: OperandAccess
@@ -51,12 +39,14 @@ class Operands(NamedTuple):
     writes: tuple[str, ...]
 
     @staticmethod
-    def of(instruction: Instruction) -> Operands:
+    def of(instruction: Instruction) -> PsumOperands:
         names, operands = instruction.operand_names, instruction.operands()
         here = [i for i, v in enumerate(operands) if isinstance(v, View) and v.storage.buffer is PSUM]
         added = instruction.write_at if instruction.accumulates else ()
         reads = tuple(names[i] for i in here if i in instruction.read_at and i not in added)
-        return Operands(instruction.access, reads, tuple(names[i] for i in here if i in instruction.write_at))
+        return PsumOperands(
+            instruction.access, reads, tuple(names[i] for i in here if i in instruction.write_at)
+        )
 
 
 class PsumWatch:
@@ -66,7 +56,7 @@ class PsumWatch:
         self.found: dict[tuple, Diagnostic] = {}
         # of each tile that is alive, by offset, shape and strides
         self.products: WeakKeyDictionary[Storage, dict[tuple, Product]] = WeakKeyDictionary()
-        self._operands: dict[int, Operands] = {}  # by the identity of an `access`, which is in the value
+        self._operands: dict[int, PsumOperands] = {}  # by the identity of an `access`, which is in the value
 
     def __call__(self, instruction: Instruction) -> None:
         if State.loop in instruction.state:  # tiles of the body are new in each iteration
@@ -76,7 +66,7 @@ class PsumWatch:
         access = instruction.access
         known = self._operands.get(id(access))
         if known is None:
-            known = self._operands[id(access)] = Operands.of(instruction)
+            known = self._operands[id(access)] = PsumOperands.of(instruction)
         for name in known.reads:
             view = getattr(instruction, name)
             if view.storage in self.products:
@@ -89,9 +79,9 @@ class PsumWatch:
                 self._forget(view)
 
     def _read(self, view: View, instruction: Instruction) -> None:
-        box = _box(view)
+        area = box(view)
         for product in self.products[view.storage].values():
-            if product.box.overlaps(box):
+            if product.box.overlaps(area):
                 product.read = instruction.site, instruction.public
 
     def _multiply(self, instruction: Any, dst: View) -> None:
@@ -103,7 +93,7 @@ class PsumWatch:
         products = self.products.setdefault(dst.storage, {})
         product = products.get((dst.offset, dst.shape, dst.strides))
         if product is None:
-            products[dst.offset, dst.shape, dst.strides] = Product(_box(dst))
+            products[dst.offset, dst.shape, dst.strides] = Product(box(dst))
             return
         if instruction.accumulate is None and product.read is not None:
             self._report(instruction, dst, product.read)
@@ -111,8 +101,8 @@ class PsumWatch:
 
     def _forget(self, view: View) -> None:
         """Drop the products that a write has ended."""
-        box, products = _box(view), self.products[view.storage]
-        self.products[view.storage] = {k: p for k, p in products.items() if not p.box.overlaps(box)}
+        area, products = box(view), self.products[view.storage]
+        self.products[view.storage] = {k: p for k, p in products.items() if not p.box.overlaps(area)}
 
     def _report(self, instruction: Any, dst: View, read: tuple[Site | None, str]) -> None:
         site, reader = read
@@ -126,16 +116,6 @@ class PsumWatch:
                 instruction.site,
             ),
         )
-
-
-def _box(view: View) -> Box:
-    """Return where a view lies; one with a run-time index may lie anywhere in its storage."""
-    storage, width = view.storage, view.dtype.itemsize
-    if view.indirection is not None:
-        return Box(0, storage.partitions, 0, storage.pitch)
-    top, left = divmod(view.offset, view.row_pitch)
-    reach = sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:], strict=True))
-    return Box(top, top + view.shape[0], left * width, (left + reach + 1) * width)
 
 
 def continued_products(program: Program) -> list[Diagnostic]:

@@ -21,7 +21,7 @@ SECTIONS = (*reversed(RELEASES), "Open NKI")
 
 
 @dataclass(frozen=True)
-class Change:
+class ReleaseChange:
     """One row. `section` is the release that made the change; `subjects` is empty if no check can see it."""
 
     section: str
@@ -101,11 +101,11 @@ def _rows(text: str) -> Iterator[list[str]]:
 
 
 @cache
-def changes() -> tuple[Change, ...]:
+def changes() -> tuple[ReleaseChange, ...]:
     """Return every row, the newest release first."""
     tables = _tables()
     return tuple(
-        Change(section, tuple(re.findall(r"`(.+?)`", subject)), *rest)
+        ReleaseChange(section, tuple(re.findall(r"`(.+?)`", subject)), *rest)
         for section in SECTIONS
         for subject, *rest in tables[section]
     )
@@ -117,9 +117,9 @@ def error_codes() -> tuple[ErrorCode, ...]:
 
 
 @cache
-def by_subject(release: str) -> dict[str, list[Change]]:
+def by_subject(release: str) -> dict[str, list[ReleaseChange]]:
     """Return the rows that a check of one release can report, by subject."""
-    found: dict[str, list[Change]] = {}
+    found: dict[str, list[ReleaseChange]] = {}
     for change in changes():
         if change.how not in SILENT and change.holds_in(release):
             for subject in change.subjects:

@@ -15,7 +15,7 @@ BETWEEN = ("CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "PUSH_NULL")
 KNOWN = ((3, 11), (3, 12), (3, 13))  # versions whose bytes are read here, ten times faster than by `dis`
 
 
-class Use(NamedTuple):
+class GlobalUse(NamedTuple):
     """A name in a code object."""
 
     operation: str  # of NAMING
@@ -25,7 +25,7 @@ class Use(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def names_in(code: types.CodeType) -> tuple[Use, ...]:
+def names_in(code: types.CodeType) -> tuple[GlobalUse, ...]:
     """Return what a code object names, in order."""
     return uses(by_bytes(code) if sys.version_info[:2] in KNOWN else by_dis(code))
 
@@ -50,7 +50,7 @@ def by_bytes(code: types.CodeType) -> list[tuple[str, str, int]]:
     return found
 
 
-def uses(instructions: list[tuple[str, str, int]]) -> tuple[Use, ...]:
+def uses(instructions: list[tuple[str, str, int]]) -> tuple[GlobalUse, ...]:
     """Join each name with the attributes that are taken from it."""
     found = []
     for position, (operation, name, offset) in enumerate(instructions):
@@ -61,7 +61,7 @@ def uses(instructions: list[tuple[str, str, int]]) -> tuple[Use, ...]:
                     attributes.append(attribute)
                 elif following not in BETWEEN:
                     break
-            found.append(Use(operation, name, tuple(attributes), offset))
+            found.append(GlobalUse(operation, name, tuple(attributes), offset))
     return tuple(found)
 
 

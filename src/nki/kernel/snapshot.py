@@ -19,7 +19,7 @@ from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from . import pure
-from .global_names import READING, Use, names_in
+from .global_names import READING, GlobalUse, names_in
 
 LARGEST = 20_000  # objects that are followed
 _MISSING = object()
@@ -209,7 +209,7 @@ class Snapshot:
                 self._note(sys.modules, use.name, sys.modules.get(use.name))
                 self._add([sys.modules.get(use.name)])
 
-    def _global(self, use: Use, namespace: Mapping[str, Any], builtins: Mapping[str, Any]) -> None:
+    def _global(self, use: GlobalUse, namespace: Mapping[str, Any], builtins: Mapping[str, Any]) -> None:
         if use.name.startswith("@"):  # not a Python name: pytest's, for asserts that fail
             return
         value = namespace.get(use.name, _MISSING)
