@@ -1,9 +1,13 @@
 """Golden files: `golden("report/golden/x.txt", text)` compares, `pytest --update` writes."""
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ImportError):
+    import setuptools  # noqa: F401  torch's inductor wants its distutils, which others would import first
 
 HERE = Path(__file__).parent
 

@@ -120,6 +120,8 @@ def test_a_hostile_name_is_shown_as_text(text, chromium, harmless, tmp_path):
     page.encode("utf-8")  # it can be written to a file
     shown = Shown(chromium, page)
     assert shown.complaints == [] and shown.pwned == {"undefined"}
+    if shown.elements != harmless:  # a busy machine may have stopped while a page was drawing
+        shown = Shown(chromium, page)
     assert shown.elements == harmless
     seen = text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
     assert shown.headings == {seen, f"{seen} and {seen}"}

@@ -139,8 +139,10 @@ class NkiTensor(View):
         tensors = _tensors([*args, *(kwargs or {}).values()])
         foreign.torch_function(function.__name__, tensors[0])
 
-    def __getattr__(self, name: str) -> Any:
-        raise foreign.missing_attribute(self, name)
+    if not TYPE_CHECKING:  # checkers know the names that there are
+
+        def __getattr__(self, name: str) -> Any:
+            raise foreign.missing_attribute(self, name)
 
     def item(self) -> NoReturn:
         """Refuse to make a number of a tensor."""

@@ -32,9 +32,19 @@ def jit(fn: None = None, **kwargs: object) -> Callable[[Callable[P, Any]], Kerne
     """Make a kernel of the function below: @nki.jit(), @nki.jit(platform_target=...)."""
 
 
-@hides_our_frames
 def jit(fn: Any = None, **kwargs: Any) -> Any:
     """Make a kernel of a function: @nki.jit, @nki.jit(), nki.jit(fn), nki.jit(fn, platform_target=...)."""
+    target = _checked_target(kwargs)
+    grid = launch_grid(kwargs["grid"]) if kwargs.get("grid") not in (None, (), []) else ()
+    make = functools.partial(
+        Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False
+    )
+    return make if fn is None else make(fn)
+
+
+@hides_our_frames
+def _checked_target(kwargs: dict[str, Any]) -> str | None:
+    """Refuse unknown keywords of nki.jit, warn of those without effect, and return the platform."""
     for name in kwargs:
         if name not in _JIT_KEYWORDS:
             close = nearest(name, _JIT_KEYWORDS)
@@ -45,8 +55,8 @@ def jit(fn: Any = None, **kwargs: Any) -> Any:
                 help=f"did you mean {close}?" if close else None,
             )
         if name in _IGNORED_WITH_WARNING:
-            warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=2)
-    target = kwargs.get("platform_target")
+            warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=4)
+    target: str | None = kwargs.get("platform_target")
     if target is not None:
         find(target)
         if from_environment().strict:
@@ -58,13 +68,9 @@ def jit(fn: Any = None, **kwargs: Any) -> Any:
         warnings.warn(
             "nki.jit: platform_target= is deprecated, set NEURON_PLATFORM_TARGET_OVERRIDE",
             DeprecationWarning,
-            stacklevel=2,
+            stacklevel=4,
         )
-    grid = launch_grid(kwargs["grid"]) if kwargs.get("grid") not in (None, (), []) else ()
-    make = functools.partial(
-        Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False
-    )
-    return make if fn is None else make(fn)
+    return target
 
 
 @hides_our_frames
