@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ..errors import error, nearest
 from ..machine.generations import find
 from ..options import from_environment
-from ..tracebacks import hides_our_frames
+from ..tracebacks import hide_our_frames, hides_our_frames
 from .kernel import Kernel, P
 from .run import launch_grid
 
@@ -34,15 +34,18 @@ def jit(fn: None = None, **kwargs: object) -> Callable[[Callable[P, Any]], Kerne
 
 def jit(fn: Any = None, **kwargs: Any) -> Any:
     """Make a kernel of a function: @nki.jit, @nki.jit(), nki.jit(fn), nki.jit(fn, platform_target=...)."""
-    target = _checked_target(kwargs)
-    grid = launch_grid(kwargs["grid"]) if kwargs.get("grid") not in (None, (), []) else ()
-    make = functools.partial(
-        Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False
-    )
-    return make if fn is None else make(fn)
+    try:  # not by a decorator: editors would not see the kernel behind it
+        target = _checked_target(kwargs)
+        grid = launch_grid(kwargs["grid"]) if kwargs.get("grid") not in (None, (), []) else ()
+        make = functools.partial(
+            Kernel, grid=grid, target=target, returns=kwargs.get("kernel_return") is not False
+        )
+        return make if fn is None else make(fn)
+    except Exception as problem:
+        hide_our_frames(problem)
+        raise
 
 
-@hides_our_frames
 def _checked_target(kwargs: dict[str, Any]) -> str | None:
     """Refuse unknown keywords of nki.jit, warn of those without effect, and return the platform."""
     for name in kwargs:
@@ -55,7 +58,7 @@ def _checked_target(kwargs: dict[str, Any]) -> str | None:
                 help=f"did you mean {close}?" if close else None,
             )
         if name in _IGNORED_WITH_WARNING:
-            warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=4)
+            warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=3)
     target: str | None = kwargs.get("platform_target")
     if target is not None:
         find(target)
@@ -68,7 +71,7 @@ def _checked_target(kwargs: dict[str, Any]) -> str | None:
         warnings.warn(
             "nki.jit: platform_target= is deprecated, set NEURON_PLATFORM_TARGET_OVERRIDE",
             DeprecationWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     return target
 
