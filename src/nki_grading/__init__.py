@@ -7,7 +7,7 @@ visible and hidden inputs, compares the results with the reference and models th
 
 from .grade import grade, grade_all
 from .sandbox import Limits
-from .task import Case, Task, TaskError, integers, load_task, normal, tensor, uniform
+from .task import Case, Task, TaskError, integers, load_task, normal, uniform
 from .verdict import CaseVerdict, Mismatch, Verdict
 
 __all__ = [
@@ -23,6 +23,5 @@ __all__ = [
     "integers",
     "load_task",
     "normal",
-    "tensor",
     "uniform",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from nki.errors import error
+from nki.files import printable, read_bytes
 from nki.machine import dtypes
 
-from .roles import messages, send
+from .roles import messages, pack, send, unpack
 from .sandbox import Answer, Child
 from .task import Case, Samples, Task, load_task
 from .verdict import CaseVerdict, Mismatch, Verdict, compare
@@ -97,11 +99,10 @@ def _empty(case: Case) -> CaseVerdict:
 
 
 def _source(path: Path) -> bytes:
-    if not path.is_file():
-        raise _Refused(f"there is no file {path}")
-    if path.stat().st_size > LARGEST_SOURCE:
-        raise _Refused(f"{path} is larger than {LARGEST_SOURCE:,} bytes")
-    return path.read_bytes()
+    try:
+        return read_bytes(path, LARGEST_SOURCE)
+    except OSError as problem:
+        raise _Refused(f"{path} cannot be read: {problem.strerror}") from None
 
 
 # ---- what the submission's process answers -------------------------------------------------------
@@ -117,7 +118,7 @@ def _trace(task: Task, source: bytes, name: str, verdict: Verdict) -> dict[str, 
     }
     hidden = [task.folder] if task.folder is not None else []
     answer = Child("trace", task.limits, hidden).run(job, source)
-    verdict.enforced, verdict.printed = answer.enforced, answer.printed
+    verdict.enforced, verdict.printed = answer.enforced, printable(answer.printed)
     by_name = {judged.name: judged for judged in verdict.cases}
     programs: dict[str, bytes] = {}
     imported = False
@@ -169,11 +170,11 @@ def _blame(judged: CaseVerdict, header: Mapping[str, Any]) -> None:
 
 
 def _short(text: object) -> str:
-    return str(text)[:NAMES]
+    return printable(str(text)[:NAMES])
 
 
 def _long(header: Mapping[str, Any]) -> str:
-    return str(header.get("message", ""))[:4000]
+    return printable(str(header.get("message", ""))[:4000])
 
 
 def _texts(value: object) -> list[str]:
@@ -185,8 +186,6 @@ def _texts(value: object) -> list[str]:
 
 def _run(task: Task, programs: Mapping[str, bytes], references: References, verdict: Verdict) -> None:
     """Run the Programs on every seed and note what is wrong with the results."""
-    import io
-
     stdin = io.BytesIO()
     for case in task.cases:
         if case.name in programs:
@@ -198,9 +197,8 @@ def _run(task: Task, programs: Mapping[str, bytes], references: References, verd
             )
             for seed in references.seeds:
                 tensors, _ = references.of(case, seed)
-                shapes = [[list(a.shape), str(dtypes.resolve(a.dtype))] for a in tensors]
-                raw = b"".join(np.ascontiguousarray(a).tobytes() for a in tensors)
-                send(stdin, {"case": case.name, "seed": seed, "arrays": shapes}, raw)
+                heads, raw = pack(tensors)
+                send(stdin, {"case": case.name, "seed": seed, "arrays": heads}, raw)
     answer = Child("run", task.limits, foreign=False).run({}, stdin.getvalue())
     by_name = {judged.name: (judged, case) for judged, case in zip(verdict.cases, task.cases, strict=True)}
     for header, data in _received(answer, task, "the run"):
@@ -231,12 +229,7 @@ def _compare(
     data: bytes,
     references: References,
 ) -> None:
-    seed, place, got = header["seed"], 0, []
-    for shape, dtype in header["arrays"]:
-        kind = np.dtype(dtypes.resolve(dtype).storage)
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        got.append(np.frombuffer(data[place : place + size], kind).reshape(shape))
-        place += size
+    seed, got = header["seed"], unpack(header["arrays"], data)
     tensors, expected = references.of(case, seed)
     judged.seeds += 1
     number, message, index = compare(task, case, got, expected, tensors)

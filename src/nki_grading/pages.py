@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
+
+from nki.markup import escape
 
 from .verdict import CaseVerdict, Verdict
 
@@ -24,17 +25,17 @@ def page(verdict: Verdict) -> str:
     """Return the page of one verdict."""
     state = _state(verdict.passed)
     parts = [
-        f"<h1>{_text(verdict.submission)}</h1>",
-        f"<p>{state}: {verdict.earned:g} of {verdict.points:g} points for {_text(verdict.task)}, "
-        f"{_text(verdict.target)}, all times modelled.</p>",
+        f"<h1>{escape(verdict.submission)}</h1>",
+        f"<p>{state}: {verdict.earned:g} of {verdict.points:g} points for {escape(verdict.task)}, "
+        f"{escape(verdict.target)}, all times modelled.</p>",
     ]
     if verdict.problem:
-        parts.append(f"<p class='bad'>{_text(verdict.problem)}</p>{_pre(verdict.detail)}")
+        parts.append(f"<p class='bad'>{escape(verdict.problem)}</p>{_pre(verdict.detail)}")
     parts += [_pre(text) for text in verdict.check]
     heads = ["case", "result", "#points", "#time", "#limit", "#baseline"]
     parts.append(_table(heads, [_row(case) for case in verdict.cases]))
     parts += [_details(case) for case in verdict.cases]
-    parts.append(f"<p>Enforced: {_text(', '.join(verdict.enforced) or 'nothing')}.</p>")
+    parts.append(f"<p>Enforced: {escape(', '.join(verdict.enforced) or 'nothing')}.</p>")
     return _document(f"{verdict.task}: {verdict.submission}", parts)
 
 
@@ -44,15 +45,15 @@ def leaderboard_page(task: str, verdicts: Sequence[Verdict]) -> str:
     for rank, verdict in enumerate(verdicts, 1):
         total = sum(case.us or 0.0 for case in verdict.cases)
         us = _us(total) if verdict.passed else ""
-        cells = [str(rank), _text(verdict.submission), _state(verdict.passed), f"{verdict.earned:g}", us]
-        rows.append([*cells, _text(verdict.problem)])
+        cells = [str(rank), escape(verdict.submission), _state(verdict.passed), f"{verdict.earned:g}", us]
+        rows.append([*cells, escape(verdict.problem)])
     heads = ["#rank", "submission", "result", "#points", "#time of all cases", "problem"]
-    return _document(f"Leaderboard of {task}", [f"<h1>{_text(task)}</h1>", _table(heads, rows)])
+    return _document(f"Leaderboard of {task}", [f"<h1>{escape(task)}</h1>", _table(heads, rows)])
 
 
 def _row(case: CaseVerdict) -> list[str]:
     times = [_us(us) for us in (case.us, case.limit_us, case.baseline_us)]
-    return [_text(case.name), _state(case.correct), f"{case.earned:g} / {case.points:g}", *times]
+    return [escape(case.name), _state(case.correct), f"{case.earned:g} / {case.points:g}", *times]
 
 
 def _details(case: CaseVerdict) -> str:
@@ -61,13 +62,13 @@ def _details(case: CaseVerdict) -> str:
     if case.mismatch is not None:
         lines.append(case.mismatch.message)
     advice = "".join(
-        f"<li>{_text(a['title'])}, {_us(a['gain_us'])} to gain. {_text(a['detail'])}</li>"
+        f"<li>{escape(a['title'])}, {_us(a['gain_us'])} to gain. {escape(a['detail'])}</li>"
         for a in case.advice
     )
-    shown = "".join(f"<p class='bad'>{_text(line)}</p>" for line in lines if line)
+    shown = "".join(f"<p class='bad'>{escape(line)}</p>" for line in lines if line)
     listed = f"<ol>{advice}</ol>" if advice else ""
     body = shown + _pre(case.detail) + listed
-    return f"<h2>{_text(case.name)}</h2>{body}" if body else ""
+    return f"<h2>{escape(case.name)}</h2>{body}" if body else ""
 
 
 def _us(us: float | None) -> str:
@@ -78,12 +79,8 @@ def _state(good: bool) -> str:
     return "<span class='good'>passed</span>" if good else "<span class='bad'>failed</span>"
 
 
-def _text(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
 def _pre(text: str) -> str:
-    return f"<pre>{_text(text)}</pre>" if text else ""
+    return f"<pre>{escape(text)}</pre>" if text else ""
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -101,5 +98,5 @@ def _document(title: str, parts: Sequence[str]) -> str:
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{_text(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
     )

@@ -11,9 +11,14 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
+
+from nki.machine import dtypes
 
 LARGEST_HEADER = 1 << 20
 FIRST = 3  # pieces of advice in a verdict
@@ -41,6 +46,23 @@ def messages(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
             raise ValueError("a header announces bytes that are not there")
         yield header, data[end + 1 : end + 1 + size]
         place = end + 1 + size
+
+
+def pack(arrays: Sequence[np.ndarray]) -> tuple[list[Any], bytes]:
+    """Return the shapes and dtypes of arrays, and their bytes one after the other."""
+    heads = [[list(a.shape), str(dtypes.resolve(a.dtype))] for a in arrays]
+    return heads, b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+
+
+def unpack(heads: Sequence[Any], data: bytes) -> list[np.ndarray]:
+    """Return the arrays that `pack` took apart; both sides of it are the grader's."""
+    arrays, place = [], 0
+    for shape, dtype in heads:
+        kind = np.dtype(dtypes.resolve(dtype).storage)
+        size = prod(shape) * kind.itemsize
+        arrays.append(np.frombuffer(data[place : place + size], kind).reshape(shape))
+        place += size
+    return arrays
 
 
 # ---- trace: runs foreign code --------------------------------------------------------------------
@@ -167,18 +189,8 @@ def described(program: Any, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _send_results(answer: IO[bytes], program: Any, header: dict[str, Any], data: bytes) -> None:
-    import numpy as np
-
     from nki.ir.tree import leaves
-    from nki.machine import dtypes
 
-    arrays, place = [], 0
-    for shape, dtype in header["arrays"]:
-        kind = np.dtype(dtypes.resolve(dtype).storage)
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        arrays.append(np.frombuffer(data[place : place + size], kind).reshape(shape).copy())
-        place += size
-    returned = [np.ascontiguousarray(a) for a in leaves([program.run(*arrays)], np.ndarray)]
-    shapes = [[list(a.shape), str(dtypes.resolve(a.dtype))] for a in returned]
-    raw = b"".join(a.tobytes() for a in returned)
-    send(answer, {"case": header["case"], "seed": header["seed"], "arrays": shapes}, raw)
+    arrays = [array.copy() for array in unpack(header["arrays"], data)]  # a kernel may write its arguments
+    heads, raw = pack(leaves([program.run(*arrays)], np.ndarray))
+    send(answer, {"case": header["case"], "seed": header["seed"], "arrays": heads}, raw)

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-NOBODY = 65534
+NOBODY = 65534  # the user `nobody` of Linux, who owns nothing
 TAIL = 4000  # characters of what a child printed
 NAMESPACES = (
     "--user",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,9 +61,6 @@ def uniform(shape: Sequence[int], dtype: str = "float32", low: float = 0.0, high
 def integers(shape: Sequence[int], dtype: str = "int32", low: int = 0, high: int = 128) -> Samples:
     """Return an input of integers from `low` up to, and without, `high`."""
     return Samples(tuple(shape), dtype, "integers", low, high)
-
-
-tensor = normal
 
 
 @dataclass(frozen=True)
@@ -156,8 +153,6 @@ def ready() -> list[str]:
 
 
 def _located(task: Task, folder: Path) -> Task:
-    from dataclasses import replace
-
     return task if task.folder is not None else replace(task, folder=folder)
 
 

@@ -38,7 +38,7 @@ def public(cls: type[Instruction]) -> Callable[..., NkiInstruction]:
     lines.append(f"    return _issue(_cls({', '.join(fields)}, name))")
     scope: dict[str, Any] = {"__name__": cls.__module__, "_cls": cls, "_defaults": cls.defaults}
     scope |= {"_issue": issue, "_Operator": Operator, "_resolve": resolve}
-    exec("\n".join(lines), scope)
+    exec("\n".join(lines), scope)  # made of names in our own classes; a call must cost no loop over fields
     function: Any = scope[name]
     passed = {field: _PASSED.get(kind, kind) for field, kind in fields.items()}
     function.__annotations__ = {**passed, "name": "str | None", "return": "NkiInstruction"}
