@@ -45,12 +45,13 @@ def hide_our_frames(problem: BaseException) -> None:
             continue
         seen.add(id(one))
         ahead += [one.__cause__, one.__context__]
-        frames = _frames(one.__traceback__)
+        frames = frames_of(one.__traceback__)
         if isinstance(one, NkiError) or (frames and not _is_of_ours(frames[-1])):
             one.__traceback__ = _linked([tb for tb in frames if not _is_of_ours(tb)])
 
 
-def _frames(traceback: types.TracebackType | None) -> list[types.TracebackType]:
+def frames_of(traceback: types.TracebackType | None) -> list[types.TracebackType]:
+    """Return the frames of a traceback, outermost first."""
     found = []
     while traceback is not None:
         found.append(traceback)
@@ -95,4 +96,4 @@ def _show_in_notebook(
     shell.showtraceback((kind, problem, problem.__traceback__), tb_offset=tb_offset)
 
 
-__all__ = ["hide_our_frames", "hides_our_frames", "install"]
+__all__ = ["frames_of", "hide_our_frames", "hides_our_frames", "install"]

@@ -8,12 +8,13 @@ import json
 import os
 import re
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from nki.cli.command import WRONG_KERNEL, Command, add_json
 from nki.cli.script import UsageError
+from nki.files import parse_json
 
 
 def command_grade(options: argparse.Namespace) -> int:
@@ -94,12 +95,10 @@ def _known(store: Path | None, task: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if store is not None and store.exists():
         for line in store.read_text(encoding="utf-8").splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if entry.get("task") == task:
-                found[entry.pop("key")] = entry
+            with suppress(ValueError):
+                entry = parse_json(line.encode())
+                if entry.get("task") == task:
+                    found[entry.pop("key")] = entry
     return found
 
 
@@ -121,8 +120,9 @@ COMMAND = Command(
     "grade submissions for a task",
     """\
 Grade kernels that others wrote. A submission runs in a process with limits and without data;
-its Programs are validated, run on visible and hidden inputs, compared with the reference and
-priced. Exit code 0: all pass, 1: one fails, 2: the command or the task is wrong.""",
+its Programs are validated and run on visible and hidden inputs, their results compared with
+the reference, and their times modelled.
+Exit code 0: all pass, 1: one fails, 2: the command or the task is wrong.""",
     command_grade,
     add_arguments,
     """\

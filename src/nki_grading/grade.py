@@ -1,4 +1,4 @@
-"""Grading: trace a submission in a sandbox, run its Programs on inputs, compare, and price."""
+"""Grading: trace a submission in a sandbox, run its Programs on inputs, compare, and model the time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from nki.check import releases
 from nki.errors import error
 from nki.files import printable, read_bytes
 from nki.machine import dtypes
@@ -40,13 +42,15 @@ class References:
         hidden = [int(n) for n in rng.integers(1 << 32, 1 << 62, task.hidden_seeds)]
         self.seeds = [*task.visible_seeds, *hidden]
         self._of = lru_cache(maxsize=64)(self._compute)
+        self._lock = Lock()  # threads that need the same reference wait for one computation
 
     def is_hidden(self, seed: int) -> bool:
         return seed not in self.task.visible_seeds
 
     def of(self, case: Case, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the tensors of a case, and what the reference makes of them."""
-        return self._of(self.task.cases.index(case), seed)
+        with self._lock:
+            return self._of(self.task.cases.index(case), seed)
 
     def _compute(self, number: int, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         case = self.task.cases[number]
@@ -81,10 +85,10 @@ def grade(
             _run(task, programs, references, verdict)
     except _Refused as problem:
         verdict.problem = str(problem)
-    for case, judged in zip(task.cases, verdict.cases, strict=True):
-        if verdict.problem and not judged.problem:
-            judged.problem = "not graded"
-        judged.price(case)
+    for case, outcome in zip(task.cases, verdict.cases, strict=True):
+        if verdict.problem and not outcome.problem:
+            outcome.problem = "not graded"
+        outcome.give_points(case)
     verdict.seconds = time.monotonic() - start
     return verdict
 
@@ -110,24 +114,20 @@ def _source(path: Path) -> bytes:
 
 def _trace(task: Task, source: bytes, name: str, verdict: Verdict) -> dict[str, bytes]:
     """Return the Program of each case that could be traced; the other cases get their problem."""
-    job = {
-        "file": name,
-        "entry": task.entry,
-        "release": task.release,
-        "cases": [_job(task, c) for c in task.cases],
-    }
+    cases = [_job(task, case) for case in task.cases]
+    job = {"file": name, "entry": task.entry, "release": _release(task), "cases": cases}
     hidden = [task.folder] if task.folder is not None else []
     answer = Child("trace", task.limits, hidden).run(job, source)
     verdict.enforced, verdict.printed = answer.enforced, printable(answer.printed)
-    by_name = {judged.name: judged for judged in verdict.cases}
+    by_name = {outcome.name: outcome for outcome in verdict.cases}
     programs: dict[str, bytes] = {}
     imported = False
-    for header, data in _received(answer, task, "the submission"):
-        judged = by_name.get(str(header.get("case")))
-        if judged is not None and "failed" in header:
-            _blame(judged, header)
-        elif judged is not None and data:
-            programs[judged.name] = data
+    for header, data in _received(answer, "the submission"):
+        outcome = by_name.get(str(header.get("case")))
+        if outcome is not None and "failed" in header:
+            _note_failure(outcome, header)
+        elif outcome is not None and data:
+            programs[outcome.name] = data
         elif "failed" in header:
             verdict.problem, verdict.detail = f"it does not load: {_short(header['failed'])}", _long(header)
         elif header.get("imported") is True:
@@ -135,10 +135,15 @@ def _trace(task: Task, source: bytes, name: str, verdict: Verdict) -> dict[str, 
             verdict.check = [_long({"message": text}) for text in _texts(header.get("check"))]
     if not imported and not verdict.problem:
         raise _Refused(_ended(answer, task, "the submission"))
-    for judged in verdict.cases:
-        if judged.name not in programs and not judged.problem and not verdict.problem:
-            judged.problem = _ended(answer, task, "the submission")
+    for outcome in verdict.cases:
+        if outcome.name not in programs and not outcome.problem and not verdict.problem:
+            outcome.problem = _ended(answer, task, "the submission")
     return programs
+
+
+def _release(task: Task) -> str | None:
+    """Return the release of a task without its prefix, as the checks name it."""
+    return None if task.release is None else task.release.removeprefix(releases.PREFIX)
 
 
 def _job(task: Task, case: Case) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def _job(task: Task, case: Case) -> dict[str, Any]:
     return {"name": case.name, "arguments": arguments, "target": task.target, "lnc": case.lnc}
 
 
-def _received(answer: Answer, task: Task, who: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _received(answer: Answer, who: str) -> Iterator[tuple[dict[str, Any], bytes]]:
     try:
         yield from messages(answer.data)
     except ValueError:
@@ -165,8 +170,8 @@ def _ended(answer: Answer, task: Task, who: str) -> str:
     return f"{who} ended before it was traced"
 
 
-def _blame(judged: CaseVerdict, header: Mapping[str, Any]) -> None:
-    judged.problem, judged.detail = f"{_short(header['failed'])}", _long(header)
+def _note_failure(outcome: CaseVerdict, header: Mapping[str, Any]) -> None:
+    outcome.problem, outcome.detail = f"{_short(header['failed'])}", _long(header)
 
 
 def _short(text: object) -> str:
@@ -190,59 +195,57 @@ def _run(task: Task, programs: Mapping[str, bytes], references: References, verd
     for case in task.cases:
         if case.name in programs:
             takes = [[list(v.shape), str(dtypes.resolve(v.dtype))] for v in case.tensors.values()]
-            send(
-                stdin,
-                {"case": case.name, "target": task.target, "lnc": case.lnc, "takes": takes},
-                programs[case.name],
-            )
+            wanted = {"target": task.target, "lnc": case.lnc, "release": _release(task), "takes": takes}
+            send(stdin, {"case": case.name, **wanted}, programs[case.name])
             for seed in references.seeds:
                 tensors, _ = references.of(case, seed)
                 heads, raw = pack(tensors)
                 send(stdin, {"case": case.name, "seed": seed, "arrays": heads}, raw)
     answer = Child("run", task.limits, foreign=False).run({}, stdin.getvalue())
-    by_name = {judged.name: (judged, case) for judged, case in zip(verdict.cases, task.cases, strict=True)}
-    for header, data in _received(answer, task, "the run"):
-        judged, case = by_name[header["case"]]
+    by_name = {outcome.name: (outcome, case) for outcome, case in zip(verdict.cases, task.cases, strict=True)}
+    for header, data in _received(answer, "the run"):
+        outcome, case = by_name[header["case"]]
         if "failed" in header:
-            _blame(judged, header)
+            _note_failure(outcome, header)
         elif "us" in header:
-            _note_figures(judged, header)
-        elif not judged.problem:
-            _compare(task, case, judged, header, data, references)
+            _note_figures(outcome, header)
+            verdict.check += [text for text in header["check"] if text not in verdict.check]
+        elif not outcome.problem:
+            _compare(task, case, outcome, header, data, references)
     for name in programs:
-        judged, _ = by_name[name]
-        if not judged.problem and (judged.seeds < len(references.seeds) or judged.us is None):
-            judged.problem = _ended(answer, task, "the run")
+        outcome, _ = by_name[name]
+        if not outcome.problem and (outcome.seeds < len(references.seeds) or outcome.us is None):
+            outcome.problem = _ended(answer, task, "the run")
 
 
-def _note_figures(judged: CaseVerdict, header: Mapping[str, Any]) -> None:
-    judged.us, judged.instructions = float(header["us"]), int(header["instructions"])
-    judged.sbuf_bytes, judged.psum_bytes = int(header["sbuf_bytes"]), int(header["psum_bytes"])
-    judged.findings, judged.advice = list(header["findings"]), list(header["advice"])
+def _note_figures(outcome: CaseVerdict, header: Mapping[str, Any]) -> None:
+    outcome.us, outcome.instructions = float(header["us"]), int(header["instructions"])
+    outcome.sbuf_bytes, outcome.psum_bytes = int(header["sbuf_bytes"]), int(header["psum_bytes"])
+    outcome.findings, outcome.advice = list(header["findings"]), list(header["advice"])
 
 
 def _compare(
     task: Task,
     case: Case,
-    judged: CaseVerdict,
+    outcome: CaseVerdict,
     header: Mapping[str, Any],
     data: bytes,
     references: References,
 ) -> None:
     seed, got = header["seed"], unpack(header["arrays"], data)
     tensors, expected = references.of(case, seed)
-    judged.seeds += 1
+    outcome.seeds += 1
     number, message, index = compare(task, case, got, expected, tensors)
     if not message and index is None:
         return
     hidden = references.is_hidden(seed)
     inputs = "hidden inputs" if hidden else f"the inputs of seed {seed}"
-    judged.problem = f"wrong on {inputs}"
-    judged.mismatch = Mismatch(-1 if hidden else seed, hidden, number, message)
+    outcome.problem = f"wrong on {inputs}"
+    outcome.mismatch = Mismatch(-1 if hidden else seed, hidden, number, message)
     if index is not None:
         wanted, found = float(expected[number][index]), float(got[number][index])
-        judged.mismatch.message = f"worst at {list(index)}: {found:g} instead of {wanted:g}"
-        judged.mismatch.index, judged.mismatch.expected, judged.mismatch.got = list(index), wanted, found
+        outcome.mismatch.message = f"worst at {list(index)}: {found:g} instead of {wanted:g}"
+        outcome.mismatch.index, outcome.mismatch.expected, outcome.mismatch.got = list(index), wanted, found
 
 
 # ---- many submissions ----------------------------------------------------------------------------

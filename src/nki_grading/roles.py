@@ -21,6 +21,7 @@ import numpy as np
 from nki.machine import dtypes
 
 LARGEST_HEADER = 1 << 20
+LONGEST = 2000  # characters of an error
 FIRST = 3  # pieces of advice in a verdict
 
 
@@ -80,7 +81,7 @@ def trace(job: dict[str, Any], answer: IO[bytes]) -> None:
             kernel = find_kernel(module, file, job["entry"])
             send(answer, {"imported": True, "check": check(kernel, job["release"])})
             for case in job["cases"]:
-                send_case(answer, kernel, case)
+                send_case(answer, kernel, case, job["release"])
     except UsageError as problem:
         send(answer, {"failed": "missing-kernel", "message": str(problem)})
     except NkiError as problem:
@@ -90,13 +91,20 @@ def trace(job: dict[str, Any], answer: IO[bytes]) -> None:
 
 
 def check(kernel: Any, release: str | None) -> list[str]:
-    """Return what `nki check` finds in the source of a kernel."""
-    from nki.check import lint
+    """Return the errors that `nki check --for RELEASE` finds in the source of a kernel."""
+    if release is None:
+        return []
+    from nki.check import lint, portability
+    from nki.check.findings import of_lint
 
-    return [str(finding)[:2000] for finding in lint(kernel)] if kernel.linted and release else []
+    checked: dict[int, Any] = {}
+    found = [of_lint(hit, kernel.__name__) for hit in lint(kernel, checked=checked)]
+    found += portability.of_source(kernel, release, checked)
+    seen = [portability.as_seen_by(release, one) for one in found]
+    return [str(one)[:LONGEST] for one in seen if one.level == "error"]
 
 
-def send_case(answer: IO[bytes], kernel: Any, case: dict[str, Any]) -> None:
+def send_case(answer: IO[bytes], kernel: Any, case: dict[str, Any], release: str | None) -> None:
     """Trace the kernel for one case and send its Program."""
     from nki import NkiError, TensorSpec, options
 
@@ -105,7 +113,7 @@ def send_case(answer: IO[bytes], kernel: Any, case: dict[str, Any]) -> None:
         for name, value in case["arguments"].items()
     }
     try:
-        with options(target=case["target"]):
+        with options(target=case["target"], **({"api": release} if release else {})):
             launched = kernel if case["lnc"] is None else kernel[case["lnc"]]
             program = launched.trace(**values)
         with tempfile.TemporaryDirectory(dir=".") as folder:
@@ -180,12 +188,21 @@ def described(program: Any, wanted: dict[str, Any]) -> dict[str, Any]:
         "instructions": counts.instructions,
         "sbuf_bytes": counts.sbuf_peak_bytes,
         "psum_bytes": counts.psum_peak_bytes,
+        "check": _refused(program, wanted["release"]),
         "findings": [f"{found.kind}: {found.message}" for found in findings(program, from_environment())],
         "advice": [
             {"title": a.title, "detail": a.detail, "lines": list(a.lines), "gain_us": a.gain_us}
             for a in profile.findings[:FIRST]
         ],
     }
+
+
+def _refused(program: Any, release: str | None) -> list[str]:
+    """Return the errors that `nki check --for RELEASE` finds in the instructions of a Program."""
+    from nki.check import portability
+
+    found = portability.of_call(program, (), release) if release else ()
+    return [f"{one.kind}: {one.message}"[:LONGEST] for one, level in found if level == "error"]
 
 
 def _send_results(answer: IO[bytes], program: Any, header: dict[str, Any], data: bytes) -> None:

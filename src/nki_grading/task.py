@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nki import TensorSpec
+from nki.check import releases
 from nki.machine import dtypes
 
 from .sandbox import Limits
@@ -119,6 +120,8 @@ class Task:
             raise TaskError(f"task {self.name}: there is no case")
         if not self.entry.isidentifier():
             raise TaskError(f"task {self.name}: entry must be the name of a kernel, got {self.entry!r}")
+        if self.release is not None and self.release not in releases.NAMES:
+            raise TaskError(f"task {self.name}: release is none of {', '.join(releases.NAMES)}")
         names = [case.name for case in self.cases]
         if len(set(names)) != len(names):
             raise TaskError(f"task {self.name}: two cases have the same name")

@@ -52,7 +52,7 @@ class CaseVerdict:
     def correct(self) -> bool:
         return not self.problem and not self.findings
 
-    def price(self, case: Case) -> None:
+    def give_points(self, case: Case) -> None:
         """Give the points that a right result of this modelled time earns."""
         if self.correct and self.us is not None:
             self.earned = case.points * case.share(self.us)

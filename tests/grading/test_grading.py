@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import submissions as given
 
 from nki.cli import main
 from nki_grading import Case, Task, TaskError, grade, grade_all, integers, load_task, normal, uniform
-from nki_grading.grade import leaderboard
+from nki_grading.grade import References, leaderboard
 from nki_grading.pages import leaderboard_page, page
 from nki_grading.roles import messages
 from nki_grading.sandbox import isolation
@@ -73,7 +74,7 @@ def digest(folder):
 # ---- right and wrong -----------------------------------------------------------------------------
 
 
-def test_a_right_submission_passes_and_is_priced(tmp_path):
+def test_a_right_submission_passes_with_its_modelled_time(tmp_path):
     verdict = grade(write_task(tmp_path / "task"), write(tmp_path, {"right": given.RIGHT})["right"])
     assert verdict.passed and (verdict.earned, verdict.points) == (1.0, 1.0), verdict.summary()
     (case,) = verdict.cases
@@ -110,6 +111,29 @@ def test_time_limits_give_shares_of_the_points(tmp_path):
     assert "too slow" in verdict.cases[2].problem
 
 
+def test_a_release_refuses_what_it_does_not_have(tmp_path):
+    newer = "most = nl.tile_size.psum_bank_fmax\n    nisa.tensor_scalar(tile, tile, nl.relu, 0.0)\n    "
+    file = write(tmp_path, {"newer": given.RIGHT.replace("nisa.tensor_scalar", newer + "nisa.tensor_scalar")})
+    cases = [Case("small", {"x": uniform((8, 32))})]
+    old, new = (
+        grade(Task("double", "double", lambda x: 2 * x, cases, target="trn3", release=release), file["newer"])
+        for release in ("aws-0.3", "aws-0.6")
+    )
+    assert new.passed, new.summary()
+    assert not old.passed and old.earned == 1.0 and len(old.check) == 2
+    assert "psum_bank_fmax" in old.check[0] and "relu" in old.check[1]  # of the source, and of the Program
+    assert "check --for aws-0.3" in old.summary()
+
+
+def test_two_threads_compute_a_reference_once():
+    calls = []
+    task = Task("t", "k", lambda x: calls.append(1) or x, [Case("c", {"x": normal((4, 4))})])
+    references = References(task, 0)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: references.of(task.cases[0], 0), range(32)))
+    assert len(calls) == 1
+
+
 def test_inputs_are_equal_for_equal_seeds_and_of_their_dtype():
     case = Case("c", {"a": uniform((4, 4), "bfloat16", 1, 2), "b": integers((9,), high=3), "n": 7})
     first, again, other = case.sample(3), case.sample(3), case.sample(4)
@@ -120,6 +144,8 @@ def test_inputs_are_equal_for_equal_seeds_and_of_their_dtype():
 def test_a_task_that_is_wrong_says_what_is_wrong(tmp_path):
     with pytest.raises(TaskError, match="no case"):
         Task("t", "k", len, [])
+    with pytest.raises(TaskError, match="release is none of aws-"):
+        Task("t", "k", len, [Case("a", {})], release="0.6")
     with pytest.raises(TaskError, match="same name"):
         Task("t", "k", len, [Case("a", {}), Case("a", {})])
     with pytest.raises(TaskError, match="there is no task nowhere"):

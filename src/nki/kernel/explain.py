@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 from ..errors import NkiError, Site, error, is_ours, nearest
 from ..ir.tensor import NkiTensor
 from ..machine import operators
+from ..tracebacks import frames_of
 
 _CALL_PROBLEM = re.compile(
     r"^(?:[\w.<>]*\.)?(\w+)\(\) "
@@ -47,7 +48,7 @@ def explains_calls(function: Callable[P, R]) -> Callable[P, R]:
 def explain_call(problem: TypeError) -> NkiError | None:
     """Return the error of a wrong call of an nl, nisa or ncc function; None for other problems."""
     match = _CALL_PROBLEM.match(str(problem))
-    frames = _frames(problem.__traceback__)
+    frames = frames_of(problem.__traceback__)
     from .. import language
 
     if match is None or not frames:
@@ -74,7 +75,7 @@ def explain_call(problem: TypeError) -> NkiError | None:
 
 def explain_attribute(problem: AttributeError) -> NkiError | None:
     """Return the error of a parameter that is used as a tensor and is none; None for other problems."""
-    frames, value = _frames(problem.__traceback__), problem.obj
+    frames, value = frames_of(problem.__traceback__), problem.obj
     frame = frames[-1].tb_frame
     code = frame.f_code
     names = [n for n in code.co_varnames[: code.co_argcount] if frame.f_locals.get(n) is value]
@@ -109,14 +110,6 @@ def suggest(keyword: str, accepted: list[str]) -> str | None:
     """Return what to write instead of an unknown keyword."""
     close = nearest(keyword, accepted)
     return f"did you mean {close}?" if close else REPLACED_KEYWORDS.get(keyword)
-
-
-def _frames(traceback: types.TracebackType | None) -> list[types.TracebackType]:
-    found = []
-    while traceback is not None:
-        found.append(traceback)
-        traceback = traceback.tb_next
-    return found
 
 
 def _public_function(name: str, caller: types.FrameType) -> Callable[..., Any] | None:
