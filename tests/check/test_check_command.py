@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -271,29 +270,3 @@ def test_explain_names_the_nearest_kind(run):
 
 def test_the_page_of_kinds_is_what_the_code_says():
     assert (ROOT / nki.cli.explaining.PAGE).read_text() == nki.cli.explaining.kinds_page(), "run `make docs`"
-
-
-PAGES_WITH_KERNELS = ["README.md", *(f"docs/{name}.md" for name in ("checks", "testing", "tuning"))]
-
-
-@pytest.mark.parametrize("page", PAGES_WITH_KERNELS)
-def test_our_documents_pass(run, write, page):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
-    code, out, err = run("check", write("\n".join(blocks), "page.py"))
-    assert code == 0, out + err
-
-
-# ---- our own code --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", ["examples", "src/trnblas"])
-def test_our_own_code_passes(run, monkeypatch, place):
-    monkeypatch.chdir(ROOT)
-    code, out, err = run("check", place)
-    assert code == 0, out + err
-
-
-def test_the_library_passes(run, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    code, out, err = run("check", "nkilib")
-    assert code == 0, out + err

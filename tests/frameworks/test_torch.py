@@ -433,7 +433,9 @@ class Block(torch.nn.Module):
 @pytest.fixture
 def compiler():
     torch._dynamo.reset()
-    yield lambda function, **options: torch.compile(function, fullgraph=True, **options)
+    yield lambda function, backend="aot_eager", **options: torch.compile(
+        function, fullgraph=True, backend=backend, **options
+    )
     torch._dynamo.reset()
 
 
@@ -449,7 +451,7 @@ def nodes(function, *args):
     return seen
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_module_gives_the_eager_result(backend, compiler):
     block = Block()
     compiled = compiler(block, backend=backend)
@@ -515,7 +517,7 @@ def test_structures_compile(compiler):
         return result.first, result.second["flat"], result.second["n"]
 
     x, y = numbers("float32"), numbers("float32") + 1
-    first, flat, three = compiler(function, backend="aot_eager")(x, y)
+    first, flat, three = compiler(function)(x, y)
     assert torch.equal(first, (x + y) * 2) and torch.equal(flat, x.reshape(-1)) and three == 3
 
 
@@ -620,7 +622,7 @@ def test_differentiable_functions_without_gradients_compile(count, compiler):
 def test_a_missing_backward_is_loud_in_compiled_code_too(compiler):
     x = numbers("float32").requires_grad_()
     with pytest.raises(Exception, match="kernel copy has no backward"):
-        compiler(lambda x: copy(x).sum(), backend="aot_eager")(x).backward()
+        compiler(lambda x: copy(x).sum())(x).backward()
 
 
 def test_an_error_while_compiling_shows_the_line_of_the_kernel(compiler):
@@ -721,9 +723,7 @@ def test_an_operator_of_ones_own(compiler):
     a, b = torch.rand(4, 6, requires_grad=True), torch.rand(4, 6, requires_grad=True)
     multiply_op(a, b).sum().backward()
     torch.testing.assert_close(a.grad, b)
-    torch.testing.assert_close(
-        compiler(lambda a, b: multiply_op(a, b) + 1, backend="aot_eager")(a, b), a * b + 1
-    )
+    torch.testing.assert_close(compiler(lambda a, b: multiply_op(a, b) + 1)(a, b), a * b + 1)
 
 
 def test_opcheck():

@@ -133,7 +133,7 @@ OURS, AWS = "open-nki==0.2.0", "nki==0.6.0"
 ORDERS = {"ours first": (OURS, AWS), "AWS's first": (AWS, OURS)}
 
 
-@pytest.fixture(scope="module", params=ORDERS)
+@pytest.fixture(scope="module", params=["AWS's first", pytest.param("ours first", marks=pytest.mark.slow)])
 def both(request, tmp_path_factory, wheels):
     """Both distributions in one environment, installed in either order."""
     folder = tmp_path_factory.mktemp("both") / "env"

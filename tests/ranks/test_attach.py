@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ pytest.importorskip("torch.distributed")
 PROGRAM = Path(__file__).parent / "attached_program.py"
 
 
-@cache
 def torchrun(processes: int, *what: str) -> list[str]:
-    """The lines that the ranks print, sorted; one start of torch in each process serves several tests."""
+    """Return the lines that the ranks print, sorted."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1"]
     command += ["--nproc-per-node", str(processes), str(PROGRAM), *what]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -26,28 +24,20 @@ def torchrun(processes: int, *what: str) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-FOUR, TWO = (4, "worlds", "fails"), (2, "worlds", "mismatch", "late")
+def test_four_ranks_leave_the_bits_of_the_specification_and_name_the_one_that_fails():
+    said = torchrun(4, "worlds", "fails")
+    assert [line for line in said if "worlds" in line] == [f"rank {r}: 12 worlds" for r in range(4)]
+    failed = [line for line in said if "worlds" not in line]
+    assert failed == [f"rank {r}: index of rank 3 after True" for r in range(4)]
 
 
-@pytest.mark.parametrize("run", [TWO, FOUR], ids=["two", "four"])
-def test_torchrun_leaves_the_bits_of_the_specification(run):
-    said = [line for line in torchrun(*run) if "worlds" in line]
-    assert said == [f"rank {r}: 12 worlds" for r in range(run[0])]
-
-
-def test_the_rank_that_fails_is_named_everywhere():
-    said = [line for line in torchrun(*FOUR) if "worlds" not in line]
-    assert said == [f"rank {r}: index of rank 3 after True" for r in range(4)]
-
-
-def test_a_mismatch_is_told_on_every_rank():
-    said = [line for line in torchrun(*TWO) if "mismatch" in line]
-    assert said == [f"rank {r}: collective-mismatch with 2 rows" for r in range(2)]
-
-
-def test_a_rank_that_comes_late_hears_why_the_others_have_ended():
-    said = [line for line in torchrun(*TWO) if "rank-timeout" in line]
-    assert said == [f"rank {r}: rank-timeout of rank 0: rank 1 has not come after 1 s" for r in range(2)]
+def test_two_ranks_agree_and_both_hear_of_a_mismatch_and_of_a_rank_that_comes_late():
+    said = torchrun(2, "worlds", "mismatch", "late")
+    assert [line for line in said if "worlds" in line] == [f"rank {r}: 12 worlds" for r in range(2)]
+    mismatch = [line for line in said if "mismatch" in line]
+    assert mismatch == [f"rank {r}: collective-mismatch with 2 rows" for r in range(2)]
+    late = [line for line in said if "rank-timeout" in line]
+    assert late == [f"rank {r}: rank-timeout of rank 0: rank 1 has not come after 1 s" for r in range(2)]
 
 
 def test_attach_needs_an_initialised_group():

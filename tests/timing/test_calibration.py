@@ -20,7 +20,11 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+LONG = ("tiled", "hoisted")  # of 100,000 instructions
+STEPS = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in PUBLISHED]
+
+
+@pytest.mark.parametrize("name", STEPS)
 def test_the_five_step_guide_is_reproduced_within_ten_percent_and_five_points(name):
     lhsT, rhs = nki.TensorSpec((8192, 4096), "float32"), nki.TensorSpec((8192, 8192), "float32")
     with target("trn2"):
