@@ -6,9 +6,9 @@ Messages go over a pipe: a line of JSON, then the bytes that it announces. The s
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
-import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
@@ -69,13 +69,13 @@ def unpack(heads: Sequence[Any], data: bytes) -> list[np.ndarray]:
 # ---- trace: runs foreign code --------------------------------------------------------------------
 
 
-def trace(job: dict[str, Any], answer: IO[bytes]) -> None:
-    """Import the submission on stdin and trace its kernel for each case; only shapes are known here."""
+def trace(job: dict[str, Any], source: bytes, answer: IO[bytes]) -> None:
+    """Import a submission and trace its kernel for each case; only shapes are known here."""
     from nki import NkiError
     from nki.cli.script import UsageError, find_kernel, loaded
 
     file = Path(job["file"]).name
-    Path(file).write_bytes(sys.stdin.buffer.read())
+    Path(file).write_bytes(source)
     try:
         with loaded(Path(file)) as module:
             kernel = find_kernel(module, file, job["entry"])
@@ -133,10 +133,10 @@ def _text(problem: BaseException) -> str:
 # ---- run: our code, a foreign Program ------------------------------------------------------------
 
 
-def run(job: dict[str, Any], answer: IO[bytes]) -> None:
-    """Run the Programs on stdin on the arrays behind them, model their time, and send the results."""
+def run(job: dict[str, Any], received: bytes, answer: IO[bytes]) -> None:
+    """Run each Program on the arrays behind it, model its time, and send the results."""
     programs: dict[str, Any] = {}
-    for header, data in messages(sys.stdin.buffer.read()):
+    for header, data in messages(received):
         with _reported(answer, header["case"], header.get("seed")):
             if "arrays" not in header:
                 programs[header["case"]] = program = _loaded(data)
@@ -211,3 +211,35 @@ def _send_results(answer: IO[bytes], program: Any, header: dict[str, Any], data:
     arrays = [array.copy() for array in unpack(header["arrays"], data)]  # a kernel may write its arguments
     heads, raw = pack(leaves([program.run(*arrays)], np.ndarray))
     send(answer, {"case": header["case"], "seed": header["seed"], "arrays": heads}, raw)
+
+
+# ---- before both ---------------------------------------------------------------------------------
+
+TINY = b"""
+import nki, nki.isa as nisa, nki.language as nl
+
+@nki.jit
+def square(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype)
+    psum = nl.ndarray(x.shape, nl.float32, buffer=nl.psum)
+    nisa.dma_copy(tile, x)
+    nisa.nc_matmul(psum, tile, tile)
+    nisa.activation(tile, nl.copy, psum)
+    nisa.dma_copy(out, tile)
+    return out
+"""
+
+
+def import_all() -> None:
+    """Import what the roles import when they first need it, by doing both on a tiny submission."""
+    x = np.ones((4, 4), np.float32)
+    shape, raw = pack([x])
+    wanted: dict[str, Any] = {"target": "trn2", "lnc": None}
+    case = {"name": "tiny", "arguments": {"x": {"shape": [4, 4], "dtype": "float32"}}, **wanted}
+    traced, received = io.BytesIO(), io.BytesIO()
+    trace({"file": "tiny.py", "entry": "square", "release": "0.6", "cases": [case]}, TINY, traced)
+    _, (_, program) = messages(traced.getvalue())
+    send(received, {"case": "tiny", "release": "0.6", "takes": shape, **wanted}, program)
+    send(received, {"case": "tiny", "seed": 0, "arrays": shape}, raw)
+    run({}, received.getvalue(), io.BytesIO())

@@ -1,17 +1,20 @@
 """Processes with limits: how a submission is traced, and how its Program is run.
 
-A child is given a role, a job and limits. It answers on a pipe that only it and the grader have. Where Linux
-allows it (`unshare` and `setpriv` of util-linux), a child that runs foreign code has no network, sees no
-other process, cannot write outside its empty folder, and sees an empty folder in place of each hidden one.
+A child is given a role, a job and limits. It answers on a pipe that only it and the grader have. On Linux
+it is a copy of a server that has imported nki. Where Linux allows it (namespaces of users), a child that runs
+foreign code has no network, sees no other process, cannot write outside its empty folder, and sees an empty
+folder in place of each hidden one.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
-import shutil
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,22 +24,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
-NOBODY = 65534  # the user `nobody` of Linux, who owns nothing
 TAIL = 4000  # characters of what a child printed
-NAMESPACES = (
-    "--user",
-    "--map-root-user",
-    "--net",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount",
-    "--ipc",
-    "--uts",
-)
+POLL = 0.005  # seconds
 BOOT = "import sys; sys.path[:0] = {paths!r}; from nki_grading.child import main; main(sys.argv[1:])"
+FORKS = sys.platform.startswith("linux")  # elsewhere each child is a new Python, without isolation
 
 
 @dataclass(frozen=True)
@@ -74,58 +67,171 @@ class Child:
     def run(self, job: Mapping[str, object], data: bytes = b"") -> Answer:
         """Run the role on a job (JSON) and data (bytes on its stdin), and return its answer."""
         start = time.monotonic()
+        isolated = self.foreign and isolation()
         with tempfile.TemporaryDirectory(prefix="nki-grade-") as folder:
-            read, write = os.pipe()
-            isolated = self.foreign and isolation()
             setup = {
                 "role": self.role,
-                "answer": write,
                 "limits": asdict(self.limits),
                 "folder": folder,
-                "hidden": [str(path.resolve()) for path in self.hidden] if isolated else [],
-                "isolated": bool(isolated),
+                "environment": _environment(folder),
+                "hidden": [str(path.resolve()) for path in self.hidden],
+                "isolated": isolated,
                 "job": job,
             }
-            with os.fdopen(read, "rb") as pipe:
-                try:
-                    process = subprocess.Popen(
-                        [*(isolation() if isolated else ()), *_python(), json.dumps(setup)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT,
-                        pass_fds=(write,),
-                        env=_environment(folder),
-                        cwd=folder,
-                        start_new_session=True,
-                    )
-                finally:
-                    os.close(write)
-                answer = _collect(process, pipe, data, self.limits)
+            with _Pipes() as pipes:
+                process = _forked(isolated, pipes.theirs) if FORKS else _Spawned(pipes.theirs)
+                pipes.close_theirs()
+                answer = _collect(process, pipes, json.dumps(setup).encode() + b"\n" + data, self.limits)
         answer.seconds = time.monotonic() - start
-        answer.enforced = enforced(bool(isolated))
+        answer.enforced = enforced(isolated)
         return answer
 
 
-def _collect(process: subprocess.Popen[bytes], pipe: IO[bytes], data: bytes, limits: Limits) -> Answer:
+class _Pipes:
+    """The stdin, the output and the answer of a child, for both sides."""
+
+    def __init__(self) -> None:
+        stdin, self.stdin = os.pipe()
+        self.printed, stdout = os.pipe()
+        self.answer, answer = os.pipe()
+        self.theirs: tuple[int, ...] = (stdin, stdout, answer)
+
+    def __enter__(self) -> _Pipes:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close_theirs()
+
+    def close_theirs(self) -> None:
+        for descriptor in self.theirs:
+            os.close(descriptor)
+        self.theirs = ()
+
+
+def _collect(process: _Process, pipes: _Pipes, data: bytes, limits: Limits) -> Answer:
     """Feed a child and read what it answers and prints, both bounded; stop it when its time is over."""
-    printed, answered = (
-        _Reader(process.stdout, TAIL, keep_end=True),
-        _Reader(pipe, limits.output),
-    )
-    feeder = threading.Thread(target=_feed, args=(process.stdin, data), daemon=True)
+    printed = _Reader(os.fdopen(pipes.printed, "rb"), TAIL, keep_end=True)
+    answered = _Reader(os.fdopen(pipes.answer, "rb"), limits.output)
+    feeder = threading.Thread(target=_feed, args=(os.fdopen(pipes.stdin, "wb"), data), daemon=True)
     for thread in (printed, answered, feeder):
         thread.start()
     why = ""
     deadline = time.monotonic() + limits.seconds
-    while process.poll() is None and not why:
-        time.sleep(0.005)
+    while (code := process.poll()) is None and not why:
         why = "time" if time.monotonic() > deadline else "output" if answered.overflow else ""
-    _kill(process)
-    code = process.wait()
+    process.kill()
     for thread in (answered, printed):
         thread.join(5.0)
     text = printed.data.decode("utf-8", "replace")
-    return Answer(b"" if answered.overflow else answered.data, code, text, 0.0, why)
+    data = b"" if answered.overflow else answered.data
+    return Answer(data, -signal.SIGKILL if code is None else code, text, 0.0, why)
+
+
+# ---- how a child is started ----------------------------------------------------------------------
+
+
+class _Process(Protocol):
+    """A child that runs."""
+
+    def poll(self) -> int | None:
+        """Wait a little, and return the exit code of the child if it has ended."""
+
+    def kill(self) -> None:
+        """End the child and all that it started; with a PID namespace, nothing can survive it."""
+
+
+class _Spawned:
+    """A child that is a new Python."""
+
+    def __init__(self, pipes: Sequence[int]):
+        stdin, stdout, answer = pipes
+        command = [*_python(), "once", str(answer)]
+        self.process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stdout,
+            pass_fds=(answer,),
+            env=_environment(tempfile.gettempdir()),
+            start_new_session=True,
+        )
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(POLL)
+        return self.process.returncode
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self.process.kill()
+        self.process.wait()
+
+
+class _Forked:
+    """A child that is a copy of the server; its supervisor holds the other end of `status`."""
+
+    def __init__(self, status: socket.socket):
+        self.status = status
+
+    def poll(self) -> int | None:
+        if not select.select([self.status], [], [], POLL)[0]:
+            return None
+        code = self.status.recv(16)
+        return int(code) if code else -signal.SIGKILL
+
+    def kill(self) -> None:
+        self.status.close()
+
+
+class _Server:
+    """A process that has imported nki and starts copies of itself."""
+
+    def __init__(self) -> None:
+        self.requests, theirs = socket.socketpair()
+        self.lock = threading.Lock()
+        with theirs:
+            self.process = subprocess.Popen(
+                [*_python(), "serve", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=_environment(tempfile.gettempdir()),
+                start_new_session=True,
+            )
+        self.isolates = self.requests.recv(1) == b"1"
+        atexit.register(self.close)
+
+    def start(self, isolated: bool, pipes: Sequence[int]) -> _Forked:
+        """Start a child on three pipes."""
+        ours, theirs = socket.socketpair()
+        with theirs, self.lock:
+            socket.send_fds(self.requests, [b"1" if isolated else b"0"], [*pipes, theirs.fileno()])
+        return _Forked(ours)
+
+    def close(self) -> None:
+        self.requests.close()
+        self.process.wait()
+
+
+@cache
+def _server(process: int) -> _Server:
+    """Return the server of a process, by its number: a copy of that process needs its own."""
+    return _Server()
+
+
+def _forked(isolated: bool, pipes: Sequence[int]) -> _Forked:
+    try:
+        return _server(os.getpid()).start(isolated, pipes)
+    except OSError:  # without isolation a submission can end the server
+        _server.cache_clear()
+        return _server(os.getpid()).start(isolated, pipes)
+
+
+def isolation() -> bool:
+    """Return whether this system has namespaces for children that run foreign code."""
+    return FORKS and _server(os.getpid()).isolates
 
 
 class _Reader(threading.Thread):
@@ -162,14 +268,6 @@ def _feed(pipe: IO[bytes] | None, data: bytes) -> None:
         pipe.close()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a child and all that it started; with a PID namespace, nothing can survive it."""
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        process.kill()
-
-
 def _python() -> list[str]:
     """Return the command of an interpreter that ignores its environment, and finds what this one finds."""
     paths = [path for path in sys.path if path and Path(path).exists()]
@@ -187,22 +285,6 @@ def _environment(folder: str) -> dict[str, str]:
         "TMPDIR": folder,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-
-
-@cache
-def isolation() -> tuple[str, ...]:
-    """Return the command that starts a process in namespaces of its own; () where the system has none."""
-    unshare, setpriv = shutil.which("unshare"), shutil.which("setpriv")
-    if not sys.platform.startswith("linux") or unshare is None or setpriv is None:
-        return ()
-    # the kernel never limits the processes of a real root; the effective user still reads its files
-    user = (setpriv, "--ruid", str(NOBODY)) if os.geteuid() == 0 else ()
-    command = (*user, unshare, *NAMESPACES, "--mount-proc")
-    try:
-        tried = subprocess.run([*command, "true"], capture_output=True, timeout=20)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return command if tried.returncode == 0 else ()
 
 
 def enforced(isolated: bool) -> tuple[str, ...]:

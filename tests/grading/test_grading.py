@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 import submissions as given
 
 from nki.cli import main
-from nki_grading import Case, Task, TaskError, grade, grade_all, integers, load_task, normal, uniform
+from nki_grading import Case, Task, TaskError, grade, grade_all, integers, load_task, normal, sandbox, uniform
 from nki_grading.grade import References, leaderboard
 from nki_grading.pages import leaderboard_page, page
 from nki_grading.roles import messages
@@ -34,7 +36,7 @@ def reference(x):
 
 TASK = Task(
     "double", "double", reference, [Case("small", {"x": normal((8, 32))})],
-    limits=Limits(seconds=SECONDS, memory=3 << 30, processes=32, files=64, output=32 << 20),
+    limits=Limits(seconds=SECONDS, memory=3 << 29, processes=32, files=64, output=32 << 20),
 )
 """
 
@@ -55,10 +57,10 @@ def write(folder, sources):
     return files
 
 
-def verdicts_on(tmp_path, sources, seconds=60):
+def verdicts_on(tmp_path, sources, seconds=60, jobs=2):
     task = load_task(write_task(tmp_path / "task", seconds))
     files = write(tmp_path / "submissions", sources)
-    found = grade_all(task, list(files.values()), jobs=2)
+    found = grade_all(task, list(files.values()), jobs=jobs)
     return dict(zip(files, found, strict=True))
 
 
@@ -211,7 +213,9 @@ def test_the_convolution_of_cs149_is_graded_at_its_small_sizes(tmp_path):
     files = write(
         tmp_path, {"right": CONVOLUTION, "no bias": CONVOLUTION.replace("nl.add, wide", "nl.add, 0.0")}
     )
-    right, wrong = (grade("cs149-conv2d-small", files[name]) for name in files)
+    task = load_task("cs149-conv2d-small")
+    right = grade(task, files["right"])
+    wrong = grade(replace(task, cases=task.cases[:1]), files["no bias"])
     assert right.passed and right.earned == right.points == 10, right.summary()
     assert wrong.earned == 0
 
@@ -231,10 +235,10 @@ def test_hostile_submissions_get_no_points_and_hurt_nothing(tmp_path):
 
 
 def test_submissions_that_do_not_end_are_stopped(tmp_path):
-    found = verdicts_on(tmp_path, given.STOPPED, seconds=4)
+    found = verdicts_on(tmp_path, given.STOPPED, seconds=2, jobs=5)
     assert {name: verdict.earned for name, verdict in found.items() if verdict.passed} == {}
-    assert "stopped after 4 s" in found["endless trace"].cases[0].problem
-    assert "stopped after 4 s" in found["sleeps"].problem
+    assert "stopped after 2 s" in found["endless trace"].cases[0].problem
+    assert "stopped after 2 s" in found["sleeps"].problem
 
 
 def test_attempts_that_come_to_nothing_change_no_verdict(tmp_path):
@@ -242,8 +246,9 @@ def test_attempts_that_come_to_nothing_change_no_verdict(tmp_path):
     assert [name for name, verdict in found.items() if not verdict.passed] == []
 
 
-@pytest.mark.skipif(not isolation(), reason="this system has no namespaces for submissions")
 def test_a_submission_has_no_network_and_cannot_see_or_change_files(tmp_path):
+    if not isolation():
+        pytest.skip("this system has no namespaces for submissions")
     task = write_task(tmp_path / "task")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -282,6 +287,25 @@ def test_a_submission_has_no_network_and_cannot_see_or_change_files(tmp_path):
 def test_a_damaged_answer_is_an_error(data):
     with pytest.raises(ValueError):
         list(messages(data))
+
+
+@pytest.mark.skipif(not sandbox.FORKS, reason="children are new processes")
+def test_a_server_that_was_killed_is_started_again(tmp_path):
+    isolation()
+    server = sandbox._server(os.getpid()).process
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait()
+    assert verdicts_on(tmp_path, {"right": given.RIGHT})["right"].passed
+
+
+@pytest.mark.parametrize("forks", [True, False] if sandbox.FORKS else [False])
+def test_without_namespaces_the_limits_hold(tmp_path, monkeypatch, forks):
+    monkeypatch.setattr(sandbox, "FORKS", forks)
+    monkeypatch.setattr(sandbox, "isolation", lambda: False)
+    hostile = {name: given.HOSTILE[name] for name in ("exits at import", "much memory", "kills its parent")}
+    found = verdicts_on(tmp_path, {"right": given.RIGHT, **(hostile if forks else {})})
+    assert [name for name, verdict in found.items() if verdict.passed] == ["right"]
+    assert "no network" not in found["right"].enforced and "memory" in found["right"].enforced
 
 
 def test_no_process_is_left_behind(tmp_path):
