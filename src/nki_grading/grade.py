@@ -243,7 +243,8 @@ def _compare(
     outcome.problem = f"wrong on {inputs}"
     outcome.mismatch = Mismatch(-1 if hidden else seed, hidden, number, message)
     if index is not None:
-        wanted, found = float(expected[number][index]), float(got[number][index])
+        exact = expected[number].reshape(got[number].shape)  # `any_shape` leaves the shape to the kernel
+        wanted, found = float(exact[index]), float(got[number][index])
         outcome.mismatch.message = f"worst at {list(index)}: {found:g} instead of {wanted:g}"
         outcome.mismatch.index, outcome.mismatch.expected, outcome.mismatch.got = list(index), wanted, found
 

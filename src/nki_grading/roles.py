@@ -108,14 +108,14 @@ def send_case(answer: IO[bytes], kernel: Any, case: dict[str, Any], release: str
     """Trace the kernel for one case and send its Program."""
     from nki import NkiError, TensorSpec, options
 
-    values = {
-        name: TensorSpec(tuple(value["shape"]), value["dtype"]) if isinstance(value, dict) else value
-        for name, value in case["arguments"].items()
-    }
+    values = [
+        TensorSpec(tuple(value["shape"]), value["dtype"]) if isinstance(value, dict) else value
+        for value in case["arguments"].values()
+    ]
     try:
         with options(target=case["target"], **({"api": release} if release else {})):
             launched = kernel if case["lnc"] is None else kernel[case["lnc"]]
-            program = launched.trace(**values)
+            program = launched.trace(*values)
         with tempfile.TemporaryDirectory(dir=".") as folder:
             path = Path(folder) / "program"
             program.save(path)

@@ -69,7 +69,7 @@ class Case:
     """One call of the kernel: its arguments by name, what it is worth, and how fast it must be."""
 
     name: str
-    arguments: Mapping[str, Any]  # `Samples` for tensors, plain values for the rest
+    arguments: Mapping[str, Any]  # `Samples` for tensors, plain values for the rest; passed in this order
     points: float = 1.0
     limits_us: Sequence[tuple[float, float]] = ()  # (modelled time, share of the points), fastest first
     baseline_us: float | None = None  # a time to compare with
@@ -108,6 +108,7 @@ class Task:
     atol: float = 0.0
     terms: int | None = None  # the length of the sums, where shapes do not show it
     dtype: str | None = None  # of every result; None: that of the first tensor
+    any_shape: bool = False  # a result may have any shape of as many elements
     target: str = "trn2"
     release: str | None = None  # of AWS, for `nki check --for`: aws-0.6
     visible_seeds: Sequence[int] = (0,)
@@ -132,7 +133,7 @@ class Task:
 
 
 def load_task(place: str | Path) -> Task:
-    """Return the `TASK` of a file, of `task.py` in a folder, or one of ours by name (`cs149_conv2d`)."""
+    """Return the `TASK` of a file, of `task.py` in a folder, or one of ours by name (`cs149-conv2d`)."""
     path = Path(place)
     file = path / "task.py" if path.is_dir() else path
     if file.suffix == ".py" and file.exists():
@@ -140,19 +141,21 @@ def load_task(place: str | Path) -> Task:
         if not isinstance(found, Task):
             raise TaskError(f"{file} has no TASK = nki.grading.Task(...)")
         return _located(found, file.resolve().parent)
-    name = str(place).replace("-", "_")
-    if name in ready():
-        module = importlib.import_module(f"nki_grading.tasks.{name}")
-        return _located(module.TASK, Path(str(module.__file__)).parent)
-    raise TaskError(
-        f"there is no task {place}; a file, a folder with task.py, or one of {', '.join(ready())}"
-    )
+    ours = ready()
+    found = ours.get(str(place).replace("_", "-"))
+    if found is None:
+        raise TaskError(
+            f"there is no task {place}; a file, a folder with task.py, or one of {', '.join(ours)}"
+        )
+    return found
 
 
-def ready() -> list[str]:
-    """Return the names of the tasks that come with Open NKI."""
+def ready() -> dict[str, Task]:
+    """Return the tasks that come with Open NKI: the `TASKS` of the modules in `tasks`."""
     folder = Path(__file__).parent / "tasks"
-    return sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    modules = [importlib.import_module(f"nki_grading.tasks.{name}") for name in names]
+    return {task.name: _located(task, folder) for module in modules for task in module.TASKS}
 
 
 def _located(task: Task, folder: Path) -> Task:

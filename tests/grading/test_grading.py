@@ -164,6 +164,21 @@ def test_the_worst_element_is_found_and_not_a_number_counts():
     assert worst(np.array([[0, 2.0, 0], [np.nan, 0, -3.0]]), exact, 1, 0.0, 0.5) == (1, 0)
 
 
+def test_a_large_result_is_compared_in_parts(monkeypatch):
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal((7, 11))
+    got = exact + rng.standard_normal((7, 11))
+    whole = worst(got, exact, 1, None, 0.0)
+    monkeypatch.setattr("nki_grading.verdict.PART", 10)
+    assert (
+        worst(got, exact, 1, None, 0.0)
+        == whole
+        == np.unravel_index(
+            int((np.abs(got - exact) / (np.abs(exact) + np.abs(exact).max())).argmax()), exact.shape
+        )
+    )
+
+
 CONVOLUTION = """
 @nki.jit
 def fused_conv2d_maxpool(X, W, bias, pool_size=1):

@@ -1,1 +1,1 @@
-"""Tasks that come with Open NKI; each module has a TASK."""
+"""Tasks that come with Open NKI; each module has `TASKS`."""
