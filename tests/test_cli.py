@@ -317,7 +317,9 @@ def test_a_missing_perfetto_names_the_extra(run, write, tmp_path, monkeypatch):
 
 
 def test_an_exit_while_loading_is_refused_with_how_to_fix_it(run, write):
-    refused(run("profile", write("import sys\nsys.exit(3)\n")), "SystemExit(3)", 'if __name__ == "__main__"')
+    script = write("import sys\nsys.exit(3)\n")
+    refused(run("profile", f"{script}:kernel"), "SystemExit(3)", 'if __name__ == "__main__"')
+    refused(run("profile", script), "ended with exit code 3 before it called a kernel")
 
 
 def test_argparse_refusals_and_help_come_back_as_codes(run):

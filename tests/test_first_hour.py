@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import subprocess
 import sys
 
@@ -9,8 +12,12 @@ import numpy as np
 import pytest
 
 import nki
+import nki.cli
 import nki.isa as nisa
 import nki.language as nl
+from nki.check.findings import CheckFinding, grouped
+from nki.cli.terminal import show_message
+from nki.errors import nearest
 
 
 def python(code, *words):
@@ -173,17 +180,128 @@ def test_bash_completes_commands_options_and_files(tmp_path):
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash here")
-    (tmp_path / "kernel.py").write_text("")
+    (tmp_path / "kernel.py").write_text("@nki.jit\ndef one(x):\n    pass\n\n\ndef other():\n    pass\n")
     script = command("completion", "bash").stdout
     ask = """
     COMP_WORDS=(nki pro); COMP_CWORD=1; _nki; echo "${COMPREPLY[@]}"
     COMP_WORDS=(nki profile --per); COMP_CWORD=2; _nki; echo "${COMPREPLY[@]}"
     COMP_WORDS=(nki profile ker); COMP_CWORD=2; _nki; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(nki profile kernel.py :); COMP_CWORD=3; _nki; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(nki profile kernel.py : on); COMP_CWORD=4; _nki; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(nki profile kernel.py:); COMP_CWORD=2; _nki; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(nki explain capa); COMP_CWORD=2; _nki; echo "${COMPREPLY[@]}"
+    COMP_WORDS=(nki check --target ""); COMP_CWORD=3; _nki; echo "${COMPREPLY[@]}"
     """
     printed = subprocess.run([bash, "-c", script + ask], capture_output=True, text=True, cwd=tmp_path).stdout
-    assert printed.splitlines() == ["profile", "--perfetto", "kernel.py"]
+    kernels = ["one", "one", "kernel.py:one"]
+    assert printed.splitlines() == [
+        *("profile", "--perfetto", "kernel.py"),
+        *kernels,
+        *("capacity", "trn1 trn2 trn3"),
+    ]
 
 
 def test_fish_has_a_line_for_every_option():
     printed = command("completion", "fish").stdout
     assert "-a profile" in printed and "-l fail-if-slower" in printed
+
+
+# ---- new kernels, scripts, suggestions -----------------------------------------------------------
+
+
+def test_a_new_kernel_passes_its_test_and_the_checks(tmp_path):
+    def at(*words):
+        return subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=tmp_path)
+
+    made = at("nki", "new", "twice")
+    assert made.returncode == 0 and "pytest test_twice.py" in made.stdout
+    tested = at("pytest", "-q", "-p", "no:cacheprovider", "test_twice.py")
+    assert tested.returncode == 0 and "3 passed" in tested.stdout, tested.stdout
+    checked = at("nki", "check", "twice.py", "--for", "aws-0.6", "--target", "all")
+    assert checked.returncode == 0 and "0 error(s), 0 warning(s)" in checked.stdout, checked.stdout
+    assert "there is a file twice.py already" in at("nki", "new", "twice").stderr
+    assert "no name of a Python function" in at("nki", "new", "a-b").stderr
+
+
+CALLS = """
+import numpy as np, nki, nki.isa as nisa, nki.language as nl
+
+@nki.jit
+def double(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, x)
+    nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+    nisa.dma_copy(out, tile)
+    return out
+
+if __name__ == "__main__":
+    for columns in (8, 8, 16):
+        print(double(np.ones((4, columns), np.float32)).sum())
+"""
+
+
+def test_a_profile_of_a_script_has_every_distinct_call(tmp_path, capsys):
+    script = tmp_path / "calls.py"
+    script.write_text(CALLS)
+    assert nki.cli.main(["profile", str(script), "--json"]) == 0
+    printed = capsys.readouterr()
+    profiles = json.loads(printed.out)["profiles"]
+    assert [one["hbm_read_bytes"] for one in profiles] == [4 * 8 * 4, 4 * 16 * 4]
+    assert "64.0" in printed.err, "what the script prints"
+    assert nki.cli.main(["profile", str(script), "--save", str(tmp_path / "p.json")]) == 2
+    assert "calls kernels in 2 ways" in capsys.readouterr().err
+
+
+def test_a_script_that_calls_nothing_is_profiled_by_its_declared_call(tmp_path, capsys):
+    script = tmp_path / "declared.py"
+    kernel = CALLS.partition("if __name__")[0]
+    script.write_text(kernel.replace("x):\n", "x):\n    # nki: check x=f32[4,8]\n"))
+    for spec in (script, f"{script}:double"):
+        assert nki.cli.main(["profile", str(spec)]) == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith("double on ") and "assumptions: nki profile --assumptions" in printed
+    assert nki.cli.main(["profile", str(script), "--assumptions"]) == 0
+    assert "because" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong, right, known",
+    [
+        ("mul", "multiply", ["matmul", "multiply", "multiply_add"]),
+        ("op", "op0", ["dst", "op0", "op1"]),
+        ("matmul", "nc_matmul", ["matmul_perf_mode", "nc_matmul"]),
+        ("tensor_scaler", "tensor_scalar", ["tensor_tensor", "tensor_scalar"]),
+        ("zzz", None, ["add"]),
+    ],
+)
+def test_the_nearest_name(wrong, right, known):
+    assert nearest(wrong, known) == right
+
+
+def test_a_misspelt_command_is_corrected(capsys):
+    assert nki.cli.main(["profle", "x.py"]) == 2
+    assert "there is no command profle; did you mean profile?" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_messages_have_colours_on_a_terminal_alone(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = "NkiError[capacity]: too much\n  --> a.py:1\n  help: less [of] it"
+    shown, log = Terminal(), io.StringIO()
+    show_message(text, shown)
+    show_message(text, log)
+    assert "\x1b[1;31mNkiError[capacity]: too much\x1b[0m" in shown.getvalue()
+    assert log.getvalue() == text + "\n" and re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()) == text + "\n"
+
+
+def test_equal_findings_are_one_with_all_places():
+    found = [CheckFinding("psum", "error", "no", "a.py", line) for line in range(1, 4)]
+    ((one, others),) = grouped(found)
+    assert one.line == 1 and others == ["a.py:2", "a.py:3"]
+    assert len(grouped([*found, CheckFinding("psum", "error", "other", "a.py", 9)])) == 2

@@ -72,7 +72,7 @@ TRUSTED = {
     ("nki.typing", "eval"): CODE,
     ("nki_legacy.commands.old_names", "importlib.import_module"): OURS,
     ("nki_legacy.commands.source_file", ".read_bytes"): "what it has written itself",
-    ("nki_legacy.commands.run", "runpy.run_path"): CODE,
+    ("nki.cli.script", "runpy.run_path"): CODE,
     ("nki_legacy.stubs.finder", "importlib.import_module"): NAMED,
     ("nki_grading.confine", "ctypes.CDLL"): "the C library, to enter the sandbox",
     ("nki_grading.child", "json.loads"): "the job that the grader passes to its own child",

@@ -307,10 +307,12 @@ warnings.formatwarning = _format_warning
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed name closest to a misspelt one, if any is close."""
+    """Return the allowed name closest to a misspelt one, if any is close; one with a word it begins wins."""
     import difflib
 
-    found = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
+    names = list(allowed)
+    begun = [one for one in names if len(name) > 1 and f"_{name}" in f"_{one}"]
+    found = [min(begun, key=len)] if begun else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return found[0] if found else None
 
 

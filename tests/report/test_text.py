@@ -37,7 +37,7 @@ def test_the_comparison_names_the_faster_one():
 
 
 def test_every_section_is_there():
-    text = summary(saved("tiled"))
+    text = summary(saved("tiled"), assumptions=True)
     for title in ("engine", "DMA", "SBUF", "PSUM", "roofline", "bounds", "line", "assumed"):
         assert title in text
     assert "What would help" in text and "What hardware may reject" in text

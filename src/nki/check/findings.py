@@ -113,6 +113,14 @@ def merged(found: Iterable[CheckFinding]) -> list[CheckFinding]:
     return [by_place[place] for place in sorted(by_place)]
 
 
+def grouped(found: Iterable[CheckFinding]) -> list[tuple[CheckFinding, list[str]]]:
+    """Return the findings that say different things, each with the other places of which it is true."""
+    groups: dict[tuple, list[CheckFinding]] = {}
+    for one in found:
+        groups.setdefault((one.kind, one.level, one.message, one.help, one.targets), []).append(one)
+    return [(same[0], [f"{relative(one.file)}:{one.line}" for one in same[1:]]) for same in groups.values()]
+
+
 # ---- suppression ---------------------------------------------------------------------------------
 
 _IGNORE = re.compile(r"#\s*nki:\s*ignore(?:\[([\w\s,-]*)\])?")

@@ -1,4 +1,4 @@
-"""The `nki` command: profile, trace, plan, show, compare, check, tune, explain, kernels, info, doctor.
+"""The `nki` command: profile, trace, plan, show, compare, check, tune, explain, new, kernels, info, doctor.
 
 Plugins add commands (`nki.plugins`). Exit codes: 0 success, 1 wrong kernel, 2 wrong command line or file.
 """
@@ -9,12 +9,12 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
 
 from .. import __version__, plugins
-from ..errors import NkiError, NkiFileError
-from . import caching, checking, completion, explaining, listing, profiling, tracing, tuning
+from ..errors import NkiError, NkiFileError, nearest
+from . import caching, checking, completion, explaining, listing, profiling, starting, tracing, tuning
 from .command import INTERRUPTED, WRONG_KERNEL, WRONG_USAGE, Command
 from .script import UsageError
 from .terminal import complain, user_traceback
@@ -22,8 +22,13 @@ from .terminal import complain, user_traceback
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
+    top = parser()
+    unknown = unknown_command(top, sys.argv[1:] if argv is None else argv)
+    if unknown is not None:
+        complain(unknown)
+        return WRONG_USAGE
     try:
-        options = parser().parse_args(argv)
+        options = top.parse_args(argv)
     except SystemExit as stop:  # argparse has printed why
         return int(stop.code or 0)
     if options.name is None:
@@ -54,6 +59,16 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as problem:
         complain(traceback.format_exc() if options.traceback else user_traceback(problem))
         return WRONG_KERNEL
+
+
+def unknown_command(top: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
+    """Return what is wrong with the name of the command, if it is."""
+    names = completion.commands_of(top)
+    if not argv or argv[0].startswith("-") or argv[0] in names:
+        return None
+    close = nearest(argv[0], names)
+    hint = f"; did you mean {close}?" if close else ""
+    return f"nki: there is no command {argv[0]}{hint}\n  help: nki --help lists all of them"
 
 
 def welcome() -> int:
@@ -113,7 +128,7 @@ COMMANDS = (
         completion.add_arguments,
         completion.EXAMPLES,
     ),
-    *(listing.KERNELS, listing.INFO, listing.DOCTOR),
+    *(starting.COMMAND, listing.KERNELS, listing.INFO, listing.DOCTOR),
 )
 
 WELCOME = """

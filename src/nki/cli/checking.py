@@ -7,18 +7,25 @@ import contextlib
 import inspect
 import json
 import linecache
-import re
-import shlex
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..check import formats, lint, portability, releases
-from ..check.findings import Baseline, CheckFinding, ignored, merged, of_diagnostic, of_error, of_lint
+from ..check.findings import (
+    Baseline,
+    CheckFinding,
+    grouped,
+    ignored,
+    merged,
+    of_diagnostic,
+    of_error,
+    of_lint,
+)
 from ..check.python import Checked
 from ..errors import NkiError, is_ours
 from ..kernel.kernel import Kernel
@@ -29,14 +36,9 @@ from . import script
 from .command import WRONG_KERNEL, Command, add_run_options, add_targets
 from .script import UsageError
 from .settings import platform_named
+from .terminal import show_message
 
-
-@dataclass(frozen=True)
-class Case:
-    """One call of a kernel to trace: its arguments by name, and the cores."""
-
-    values: dict[str, Any]
-    lnc: int | None
+MOST_PLACES = 6  # named for one of several equal findings
 
 
 def command_check(options: argparse.Namespace) -> int:
@@ -108,11 +110,11 @@ def _check_kernel(
             found += portability.of_source(kernel, options.release, checked)
     if kernel.linted and not options.release:
         found += _removed(kernel)
-    cases = [Case(values, options.lnc)] if values else list(_written_cases(kernel, options.lnc))
+    cases = [script.Case(values, options.lnc)] if values else list(script.declared_cases(kernel, options.lnc))
     if options.arg and not values.keys() <= set(kernel.__signature__.parameters):
         cases = []  # the arguments are another kernel's
     if not cases and not _needs_arguments(kernel):
-        cases = [Case({}, options.lnc)]
+        cases = [script.Case({}, options.lnc)]
     for platform_name in _platforms(options.target, kernel):
         with chosen(target=platform_name, **({"api": options.release} if options.release else {})):
             for case in cases:
@@ -131,7 +133,7 @@ def _platforms(target: str | None, kernel: Kernel) -> list[str]:
     return [platform_named(target) if target else choose_machine(kernel.target).name]
 
 
-def _traced(kernel: Kernel, case: Case, platform_name: str, release: str | None) -> list[CheckFinding]:
+def _traced(kernel: Kernel, case: script.Case, platform_name: str, release: str | None) -> list[CheckFinding]:
     """Every rule of a platform, and of a release if one is named, from shapes alone."""
     name, at = kernel.__name__, _line_of(kernel)
     bound = script.bind(kernel, case.values)
@@ -188,24 +190,6 @@ def _removed(kernel: Kernel) -> list[CheckFinding]:
     ]
 
 
-_CASE = re.compile(r"^\s*#\s*nki:\s*check\s+(.*)$")
-
-
-def _written_cases(kernel: Kernel, lnc: int | None) -> Iterator[Case]:
-    """Yield the calls that comments in the source declare: `# nki: check x=float32[128,512] lnc=2`."""
-    try:
-        lines, _ = inspect.getsourcelines(inspect.unwrap(kernel.func))
-    except (OSError, TypeError):
-        return
-    for line in lines:
-        match = _CASE.match(line)
-        if match is not None:
-            words = shlex.split(match.group(1))
-            cores = [int(word[4:]) for word in words if word.startswith("lnc=")]
-            values = script.parse_arguments([word for word in words if not word.startswith("lnc=")])
-            yield Case(values, cores[0] if cores else lnc)
-
-
 # ---- what is printed -----------------------------------------------------------------------------
 
 
@@ -222,8 +206,10 @@ def _print(options: argparse.Namespace, found: list[CheckFinding], known: int, n
         for one in found:
             print(formats.annotation(one))
     elif options.sarif != "-":
-        for one in found:
-            print(one, end="\n\n")
+        for one, others in grouped(found):
+            also = [f"  = also at {', '.join(others[:MOST_PLACES])}"] if others else []
+            also += [f"  = and {len(others) - MOST_PLACES} more"] if len(others) > MOST_PLACES else []
+            show_message("\n".join([str(one), *also, ""]))
         print(_summary(options, found, known, names))
 
 

@@ -10,6 +10,7 @@ from ..check.pages import PAGES, PRELUDE, SECTIONS
 from ..errors import nearest
 from .command import Command, add_json
 from .script import UsageError
+from .terminal import show_message
 
 
 def command_explain(options: argparse.Namespace) -> int:
@@ -27,11 +28,12 @@ def command_explain(options: argparse.Namespace) -> int:
         facts = {"kind": kind, "meaning": page.meaning, "wrong": page.wrong_code, "right": page.right_code}
         print(json.dumps({**facts, "target": page.target}, indent=2))
         return 0
-    print(f"{kind}\n\n{page.meaning}")
+    lines = [kind, "", page.meaning]
     for title, code in (("wrong", page.wrong_code), ("right", page.right_code)):
         if code:
-            print(f"\n{title}:\n")
-            print("\n".join(f"    {line}".rstrip() for line in code.rstrip("\n").splitlines()))
+            lines += ["", f"{title}:", ""]
+            lines += [f"    {line}".rstrip() for line in code.rstrip("\n").splitlines()]
+    show_message("\n".join(lines), first="bold")
     return 0
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..kernel.jit import profile
+from ..kernel.kernel import Kernel
+from ..kernel.listeners import distinct_calls
 from . import script
 from .command import WRONG_KERNEL, Command, add_kernel, add_run_options
 from .script import UsageError
@@ -25,21 +27,41 @@ def command_profile(options: argparse.Namespace) -> int:
     """nki profile"""
     check_outputs(options)
     with Stages() as stage, settings(options):
-        made = make_profile(options.kernel, options, script.parse_arguments(options.arg), stage)
+        made = make_profiles(options, stage)
+        if len(made) > 1 and outputs(options, made[0]):
+            raise UsageError(f"{options.kernel} calls kernels in {len(made)} ways; one file is for one")
         stage("computing the figures")
-        figures = made.to_dict()
-        for path, write in outputs(options, made):
+        figures = [one.to_dict() for one in made]
+        for path, write in outputs(options, made[0]):
             stage(f"writing {path}")
             write()
     if options.json:
-        print(json.dumps(figures, indent=2))
+        print(json.dumps(figures[0] if len(figures) == 1 else {"profiles": figures}, indent=2))
     else:
         from ..report.text import document
 
-        show(document(figures))
-    for path, _ in outputs(options, made):
+        for one in figures:
+            show(document(one, options.assumptions))
+    for path, _ in outputs(options, made[0]):
         print(f"wrote {path}", file=sys.stderr)
     return 0
+
+
+def make_profiles(options: argparse.Namespace, stage: Stages) -> list[Profile]:
+    """Return the profile of a kernel; of a script, those of all calls that it makes."""
+    found = script.target(options.kernel)
+    if found.name is None and not options.arg and isinstance(found.place, Path):
+        stage(f"running {found}")
+        with script.importable(), distinct_calls() as calls:
+            code = script.run_as_main([str(found.place)])
+        if code and not calls:
+            raise UsageError(f"{found} ended with exit code {code} before it called a kernel")
+        if calls:
+            return [
+                call_profile(script.launched(kernel, options.lnc), args, kwargs, options, stage)
+                for kernel, args, kwargs in calls.values()
+            ]
+    return [make_profile(options.kernel, options, script.parse_arguments(options.arg), stage)]
 
 
 def make_profile(
@@ -47,10 +69,15 @@ def make_profile(
 ) -> Profile:
     """Return the profile of `script.py:kernel`."""
     with script.kernel_at(spec, stage) as kernel:
-        kernel = script.launched(kernel, options.lnc)
-        bound = script.bind(kernel, values)
-        uncertain = getattr(options, "uncertainty", False)
-        return profile(kernel, stage=stage, uncertainty=uncertain)(*bound.args, **bound.kwargs)
+        kernel, bound = script.call_of(kernel, values, options.lnc)
+        return call_profile(kernel, bound.args, bound.kwargs, options, stage)
+
+
+def call_profile(
+    kernel: Kernel, args: tuple, kwargs: dict, options: argparse.Namespace, stage: Stages
+) -> Profile:
+    uncertain = getattr(options, "uncertainty", False)
+    return profile(kernel, stage=stage, uncertainty=uncertain)(*args, **kwargs)
 
 
 def outputs(options: argparse.Namespace, made: Profile) -> list[tuple[str, Callable[[], object]]]:
@@ -80,6 +107,9 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--save", metavar="FILE", help="write the figures for nki compare")
     parser.add_argument(
+        "--assumptions", action="store_true", help="list the constants that no source publishes, and why"
+    )
+    parser.add_argument(
         "--uncertainty", action="store_true", help="the time as an interval: each assumption at its bounds"
     )
 
@@ -89,11 +119,13 @@ PROFILE = Command(
     "model the run of a kernel",
     """\
 Model when each engine and DMA queue would run each instruction of a kernel, from
-shapes and dtypes alone, and print where the time goes.""",
+shapes and dtypes alone, and print where the time goes. A script without a kernel's name is
+run, and every kernel call that it makes is profiled.""",
     command_profile,
     add_profile,
     """\
 examples:
+  nki profile script.py
   nki profile matmul.py:tiled --arg lhsT=float32[8192,4096] --arg rhs=float32[8192,8192]
   nki profile matmul.py:tiled --arg lhsT=... --arg rhs=... --target trn2 --html report.html""",
 )

@@ -7,7 +7,10 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import re
+import runpy
+import shlex
 import sys
 import types
 import zlib
@@ -147,11 +150,19 @@ def _nearby(file: Path) -> str:
 
 
 @contextmanager
-def loaded(place: Path | str) -> Iterator[types.ModuleType]:
-    """Yield the module of a file, or of a dotted name."""
+def importable() -> Iterator[None]:
+    """Let scripts import what plugins provide for them."""
     with ExitStack() as stack:
         for entry in plugins.entry_points("nki.scripts").values():
             stack.enter_context(plugins.load(entry)())
+        yield
+
+
+@contextmanager
+def loaded(place: Path | str) -> Iterator[types.ModuleType]:
+    """Yield the module of a file, or of a dotted name."""
+    with ExitStack() as stack:
+        stack.enter_context(importable())
         if isinstance(place, str):
             with _no_exit(place):
                 yield importlib.import_module(place)
@@ -218,6 +229,29 @@ def _no_exit(file: Path | str) -> Iterator[None]:
 def _lies_in(module: types.ModuleType, folder: str) -> bool:
     path = getattr(module, "__file__", None) or ""
     return path.startswith(folder + "/") and "site-packages" not in path[len(folder) :]
+
+
+def run_as_main(what: list[str], is_module: bool = False) -> int:
+    """Run a script, or a module, as python would: argv, path, `__main__`; returns the exit code."""
+    before = sys.argv, list(sys.path)
+    try:
+        sys.argv = list(what)
+        if is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(what[0], run_name="__main__", alter_sys=True)
+        else:
+            if not Path(what[0]).exists():
+                raise UsageError(f"there is no file {what[0]}")
+            sys.path.insert(0, str(Path(what[0]).resolve().parent))
+            runpy.run_path(what[0], run_name="__main__")
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+            return 1
+        return int(stop.code or 0)
+    finally:
+        sys.argv, sys.path[:] = before
+    return 0
 
 
 # ---- the kernel ----------------------------------------------------------------------------------
@@ -349,3 +383,39 @@ def bind(kernel: Kernel, values: Mapping[str, object]) -> inspect.BoundArguments
 def _positional_only(kernel: Kernel, name: str) -> bool:
     parameter = kernel.__signature__.parameters.get(name)
     return parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
+
+
+class Case(NamedTuple):
+    """One call of a kernel to trace: its arguments by name, and the cores."""
+
+    values: dict[str, Any]
+    lnc: int | None
+
+
+_CASE = re.compile(r"^\s*#\s*nki:\s*check\s+(.*)$")
+
+
+def declared_cases(kernel: Kernel, lnc: int | None) -> Iterator[Case]:
+    """Yield the calls that comments in the source declare: `# nki: check x=float32[128,512] lnc=2`."""
+    try:
+        lines, _ = inspect.getsourcelines(inspect.unwrap(kernel.func))
+    except (OSError, TypeError):
+        return
+    for line in lines:
+        match = _CASE.match(line)
+        if match is not None:
+            words = shlex.split(match.group(1))
+            cores = [int(word[4:]) for word in words if word.startswith("lnc=")]
+            values = parse_arguments([word for word in words if not word.startswith("lnc=")])
+            yield Case(values, cores[0] if cores else lnc)
+
+
+def call_of(
+    kernel: Kernel, values: Mapping[str, object], lnc: int | None
+) -> tuple[Kernel, inspect.BoundArguments]:
+    """Return the kernel on its cores with its arguments: those given, else of its first `# nki: check`."""
+    case = None if values else next(declared_cases(kernel, lnc), None)
+    if case is not None:
+        values, lnc = case.values, lnc or case.lnc
+    kernel = launched(kernel, lnc)
+    return kernel, bind(kernel, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from ..errors import is_ours
 
@@ -31,13 +31,31 @@ def show(shown: RenderableType) -> None:
 
 def complain(text: str) -> None:
     """Print to stderr, the first line in red on a terminal."""
+    show_message(text.rstrip(), sys.stderr, "bold red")
+
+
+STYLES = {  # of the lines of errors and findings, by how they begin
+    "NkiError": "bold red",
+    "NkiWarning": "bold yellow",
+    "-->": "cyan",
+    "help:": "green",
+    "wrong:": "bold red",
+    "right:": "bold green",
+}
+
+
+def show_message(text: str, file: TextIO | None = None, first: str = "") -> None:
+    """Print lines as they are, on a terminal with colours; `first` is the style of the first one."""
+    file = sys.stdout if file is None else file
+    if not file.isatty():
+        print(text, file=file)
+        return
     from rich.console import Console
 
-    first, newline, rest = text.rstrip().partition("\n")
-    console = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
-    console.print(first, style="bold red")
-    if newline:
-        console.print(rest)
+    console = Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    for number, line in enumerate(text.split("\n")):
+        begun = (style for start, style in STYLES.items() if line.lstrip().startswith(start))
+        console.print(line, style=first if first and not number else next(begun, ""))
 
 
 def user_traceback(problem: BaseException) -> str:

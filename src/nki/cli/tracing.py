@@ -23,8 +23,7 @@ from .terminal import Stages
 def traced(options: argparse.Namespace) -> Program:
     """Return the program of the kernel that the command line names."""
     with Stages() as stage, settings(options), script.kernel_at(options.kernel, stage) as kernel:
-        kernel = script.launched(kernel, options.lnc)
-        bound = script.bind(kernel, script.parse_arguments(options.arg))
+        kernel, bound = script.call_of(kernel, script.parse_arguments(options.arg), options.lnc)
         stage(f"tracing {kernel.__name__}")
         return kernel.trace(*bound.args, **bound.kwargs)
 
@@ -90,8 +89,9 @@ def command_show(options: argparse.Namespace) -> int:
     """nki show"""
     values = script.parse_arguments(options.arg)
     with Stages() as stage, settings(options), script.kernel_at(options.kernel, stage) as kernel:
-        kernel = script.launched(kernel, options.lnc)
-        bound = script.bind(kernel, filled(values) if options.values else values)
+        kernel, bound = script.call_of(kernel, values, options.lnc)
+        if options.values:
+            bound.arguments.update(filled(bound.arguments))
         stage(f"{'running' if options.values else 'tracing'} {kernel.__name__}")
         from ..kernel.show import show as steps_of
 

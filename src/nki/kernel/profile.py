@@ -84,11 +84,11 @@ class Profile:
         """What `save` wrote: figures to print, to compare and to read, without a Timeline."""
         return SavedProfile.load(path)
 
-    def summary(self) -> str:
-        """The profile as a text table."""
+    def summary(self, assumptions: bool = False) -> str:
+        """The profile as text; `assumptions` lists the constants that no source publishes."""
         from ..report.text import summary
 
-        return summary(self)
+        return summary(self, assumptions)
 
     def html(self) -> str:
         """A page of its own: timeline, source, memory, roofline, findings."""
@@ -128,10 +128,10 @@ class SavedProfile:
     def to_dict(self) -> dict[str, Any]:
         return dict(self.figures)
 
-    def summary(self) -> str:
+    def summary(self, assumptions: bool = False) -> str:
         from ..report.text import summary
 
-        return summary(self)
+        return summary(self, assumptions)
 
     def __str__(self) -> str:
         return self.summary()

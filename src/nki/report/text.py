@@ -29,9 +29,9 @@ class HasFigures(Protocol):
     def to_dict(self) -> Figures: ...
 
 
-def summary(profile: HasFigures) -> str:
-    """Return the whole report of one profile."""
-    return plain(document(profile.to_dict()))
+def summary(profile: HasFigures, assumptions: bool = False) -> str:
+    """Return the whole report of one profile; `assumptions` lists them all."""
+    return plain(document(profile.to_dict(), assumptions))
 
 
 def comparison(a: HasFigures, b: HasFigures) -> str:
@@ -59,17 +59,17 @@ def plain(shown: RenderableType) -> str:
 # ---- one profile ---------------------------------------------------------------------------------
 
 
-def document(f: Figures) -> RenderableType:
-    """Return the report of a figures object, for a rich console."""
+def document(f: Figures, assumptions: bool = False) -> RenderableType:
+    """Return the report of a figures object, for a rich console; `assumptions` lists them all."""
     parts = [
         headline(f),
+        diagnostics(f),
+        findings(f),
         engine_table(f),
         facts(f),
         line_table(f),
-        assumption_table(f),
         uncertainty(f),
-        diagnostics(f),
-        findings(f),
+        assumption_table(f) if assumptions else assumption_count(f),
     ]
     return Group(*(part for part in parts if part is not None))
 
@@ -206,6 +206,11 @@ def diagnostics(f: Figures) -> RenderableType | None:
         text = Text.assemble(where, (f"[{d['kind']}] ", "yellow"), d["message"], help)
         parts.append(Padding(text, (0, 0, 0, 2)))
     return Group(*parts)
+
+
+def assumption_count(f: Figures) -> Text | None:
+    count = len(f["assumptions"])
+    return Text(f"  {count} assumptions: nki profile --assumptions") if count else None
 
 
 def assumption_table(f: Figures) -> RenderableType | None:

@@ -13,11 +13,9 @@ from typing import Any
 
 from ..errors import error
 from ..files import Form, read_json
-from ..kernel.arrays import TensorSpec
 from ..kernel.jit import profile
 from ..kernel.kernel import Kernel
-from ..kernel.listeners import listening
-from ..kernel.specs import as_specs, label
+from ..kernel.listeners import distinct_calls
 
 FORMAT = "open-nki costs 1"
 
@@ -46,31 +44,11 @@ def measured() -> Iterator[list[Cost]]:
 
     They are modelled from the shapes of the arguments, on the platform of the call.
     """
-    calls: dict[str, tuple[Kernel, tuple, dict]] = {}
     costs: list[Cost] = []
-
-    def note(kernel: Kernel, args: tuple, kwargs: dict) -> None:
-        specs, named = as_specs(args), as_specs(kwargs)
-        calls.setdefault(_label(kernel, specs, named), (kernel, specs, named))
-
-    with listening(note):
+    with distinct_calls() as calls:
         yield costs
-    for call, (kernel, args, kwargs) in calls.items():
-        costs.append(_cost(call, kernel, args, kwargs))
-
-
-def _label(kernel: Kernel, args: tuple, kwargs: dict) -> str:
-    given = [*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in kwargs.items())]
-    bracket = f"[{kernel.lnc}]" if kernel.grid else ""
-    machine = re.sub(r".*target=(\w+)>", r"\1", repr(kernel))
-    return f"{kernel.__name__}{bracket}({', '.join(given)}) on {machine}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, TensorSpec):
-        return str(label(value))
-    text = repr(value)
-    return text if len(text) <= 40 and " at 0x" not in text else type(value).__name__
+    for text, call in calls.items():
+        costs.append(_cost(text, *call))
 
 
 def _cost(call: str, kernel: Kernel, args: tuple, kwargs: dict) -> Cost:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import runpy
 import shutil
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nki.cli.command import Command
-from nki.cli.script import UsageError
+from nki.cli.script import UsageError, run_as_main
 
 from ..older_names import allow_in_scripts
 
@@ -36,7 +35,7 @@ def command_run(options: argparse.Namespace) -> int:
     allow_in_scripts()
     try:
         with tools_on_path():
-            return run(options.what, options.module)
+            return run_as_main(options.what, options.module)
     finally:
         allow_in_scripts(False)
         if stubs.used():
@@ -75,30 +74,6 @@ def tools_on_path() -> Iterator[None]:
             yield
         finally:
             os.environ["PATH"] = before
-
-
-def run(what: list[str], is_module: bool) -> int:
-    """Run as python would: argv, path, `__main__`, and the exit code."""
-    before = sys.argv, list(sys.path)
-    try:
-        if is_module:
-            sys.argv = list(what)
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(what[0], run_name="__main__", alter_sys=True)
-        else:
-            if not Path(what[0]).exists():
-                raise UsageError(f"there is no file {what[0]}")
-            sys.argv = list(what)
-            sys.path.insert(0, str(Path(what[0]).resolve().parent))
-            runpy.run_path(what[0], run_name="__main__")
-    except SystemExit as stop:
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-            return 1
-        return int(stop.code or 0)
-    finally:
-        sys.argv, sys.path[:] = before
-    return 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
