@@ -325,7 +325,7 @@ class CoreSimulation:
         cycles = cost.cycles
         if engine == "tensor":  # the stationary operand is loaded meanwhile, once it is there
             start = max(now, self.loadable[index] + self.machine.matmul_after_load_ns)
-            slow = self.activity.slowdown(facts.array_rows, start)
+            slow = self.activity.slowdown(start)
         elif engine == "scalar":
             start = self._load_table(index, facts.table, now)
         elif engine == "vector" and self._shares_bus(now):
@@ -337,7 +337,7 @@ class CoreSimulation:
         self._post(done.done, DONE, index)
         if engine != "tensor":
             return done.free
-        self.activity.add(start, done.free)
+        self.activity.add(start, done.free, facts.array_rows, slow)
         self.pe_tiles[facts.pe_tile] = index
         if facts.pe_tile != WHOLE_ARRAY:  # the next may be for another tile
             return min(done.free, start + self.machine.matmul_min_cycles / self.clocks[engine])

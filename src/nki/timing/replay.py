@@ -226,8 +226,9 @@ class Replay:
                 continue
             if way == TENSOR:
                 array = array_of[place]
-                held *= array.slowdown(extra, begin)
-                array.add(begin, begin + held)
+                slow = array.slowdown(begin)
+                held *= slow
+                array.add(begin, begin + held, extra, slow)
             elif way == BARRIER and len(self.cores) > 1:
                 if extra not in arrived:
                     arrived[extra] = (moment, place, begin)

@@ -5,7 +5,6 @@ Pure functions of machine numbers (spec/machine.md 4, 5, 9). The simulation and 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
@@ -109,27 +108,38 @@ def deal(
 
 
 class Activity:
-    """The recent load of the PE array: below half it streams at half rate (spec/machine.md 5.3)."""
+    """The clock of the PE array: full after a window with enough work, else half (spec/machine.md 5.3).
+
+    Work is what the array did as a part of what it can do in a window at the full rate, rows of the array
+    included. Matmuls come in the order of their starts; one has the rate of the window it starts in.
+    """
 
     def __init__(self, machine: Machine):
         self.machine = machine
-        self.recent: deque[tuple[float, float]] = deque()
-        self.busy = 0.0
+        self.window = 0  # number of the current one
+        self.work = [0.0, 0.0]  # ns at the full rate in this window and in the next
+        self.is_full = False
 
-    def add(self, start: float, end: float) -> None:
-        self.recent.append((start, end))
-        self.busy += end - start
-
-    def slowdown(self, rows: int, now: float) -> float:
+    def slowdown(self, now: float) -> float:
+        """Return by how much a matmul that starts now is slower than at the full rate."""
         m = self.machine
         if not m.half_rate_rule:
             return 1.0
-        horizon = now - m.half_rate_window_ns
-        while self.recent and self.recent[0][1] <= horizon:
-            start, end = self.recent.popleft()
-            self.busy -= end - start
-        busy = self.busy
-        if self.recent and self.recent[0][0] < horizon:
-            busy -= horizon - self.recent[0][0]
-        active = rows / m.partitions * busy / m.half_rate_window_ns
-        return m.half_rate_slowdown if active < m.half_rate_threshold else 1.0
+        self._advance(int(now // m.half_rate_window_ns))
+        return 1.0 if self.is_full else m.half_rate_slowdown
+
+    def _advance(self, window: int) -> None:
+        for _ in range(min(window - self.window, 3)):  # three windows later all of this is forgotten
+            self.is_full = self.work[0] >= self.machine.half_rate_threshold * self.machine.half_rate_window_ns
+            self.work = [self.work[1], 0.0]
+        self.window = max(window, self.window)
+
+    def add(self, start: float, end: float, rows: int, slow: float) -> None:
+        """Record the work of a matmul that `slowdown` was asked for."""
+        m = self.machine
+        if m.half_rate_rule and end > start:
+            work = (end - start) * rows / m.partitions / slow
+            border = (self.window + 1) * m.half_rate_window_ns
+            later = min(1.0, max(0.0, end - border) / (end - start))
+            self.work[0] += work * (1 - later)
+            self.work[1] += work * later
