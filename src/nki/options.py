@@ -46,6 +46,7 @@ class Options:
     threads: int = 0  # OPEN_NKI_THREADS: of plans; 0: as many as the process may use
     device: str = ""  # OPEN_NKI_DEVICE: where kernels run; else where their tensors are
     executor: str = "auto"  # OPEN_NKI_EXECUTOR: the backend: reference, fused or torch; auto chooses
+    without: tuple[str, ...] = ()  # OPEN_NKI_WITHOUT: transformations that the timing model leaves out
 
     def since(self, release: str) -> bool:
         """Whether the changes of this release apply."""
@@ -86,6 +87,7 @@ def _read() -> Options:
         api=_release(),
         threads=_number("OPEN_NKI_THREADS", 0),
         device=checked_device(os.environ.get("OPEN_NKI_DEVICE", "").strip(), "OPEN_NKI_DEVICE"),
+        without=tuple(os.environ.get("OPEN_NKI_WITHOUT", "").replace(",", " ").split()),
         executor=_choice("OPEN_NKI_EXECUTOR", ("auto", "reference", "fused", "torch", "plan")),
     )
 

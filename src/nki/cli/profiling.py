@@ -112,6 +112,13 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uncertainty", action="store_true", help="the time as an interval: each assumption at its bounds"
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave out a transformation of the compiler, or all; the report lists their names; repeatable",
+    )
 
 
 PROFILE = Command(

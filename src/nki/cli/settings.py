@@ -21,6 +21,8 @@ def settings(options: argparse.Namespace) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if target is not None:
             stack.enter_context(chosen(target=platform_named(target)))
+        if getattr(options, "without", ()):
+            stack.enter_context(chosen(without=tuple(options.without)))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", NkiWarning)
         warnings.simplefilter("ignore", DeprecationWarning)

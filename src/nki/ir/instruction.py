@@ -202,6 +202,10 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         """Return True if it only copies a tile to another of its dtype, and the kernel names no engine."""
         return False
 
+    def fills_zero(self) -> bool:
+        """Return True if it only fills a tile with zeros."""
+        return False
+
     def activation_table(self) -> str | None:
         """Return the activation function whose table ScalarE needs."""
         return None
@@ -314,6 +318,10 @@ class MatmulInstruction(Instruction):
         def array_flops(self) -> int: ...
 
         def array_operand(self) -> View: ...
+
+    def starts_sum(self) -> bool:
+        """Return True if it overwrites what no matmul has written, and adds to the rest."""
+        return False
 
     def pe_tile(self) -> PeTile:
         """Return the part of the PE array it works on."""

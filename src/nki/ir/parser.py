@@ -91,6 +91,7 @@ class Reader(ValueReader):
         super().__init__()
         self.given = constants
         self.name = ""
+        self.transformed = False
         self.machine: Machine | None = None
         self.files: list[str] = []
         self.sources: dict[tuple[int, int], SourceLine] = {}
@@ -164,6 +165,7 @@ class Reader(ValueReader):
     def _statement(self, name: str, args: list, kwargs: dict) -> None:
         if name == "program":
             self.name, self.machine = as_name(args[0]), find(as_text(args[1]))
+            self.transformed = kwargs.get("transformed") is True
         elif name == "file":
             self.files.append(as_name(args[0]))
         elif name == "line":
@@ -318,4 +320,5 @@ class Reader(ValueReader):
             "schedule": tuple(self.schedule),
             "diagnostics": tuple(self.diagnostics),
             "trips": self.trips or None,
+            "transformed": self.transformed,
         }

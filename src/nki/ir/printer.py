@@ -46,7 +46,8 @@ class Listing:
         tail = list(self._tail())
         registers = [f"{name} = register({self.show(r._first)})" for r, name in self.registers.items()]
         yield FORMAT
-        yield f"program({json.dumps(p.name)}, {json.dumps(p.machine.name)})"
+        transformed = ", transformed=True" if p.transformed else ""
+        yield f"program({json.dumps(p.name)}, {json.dumps(p.machine.name)}{transformed})"
         yield from (f"file({json.dumps(name)})" for name in self.files)
         for (file, number), (text, function) in self.sources.items():
             yield f"line({file}, {number}, {json.dumps(text)}, {json.dumps(function)})"

@@ -43,6 +43,7 @@ class Program:
     schedule: tuple[tuple[str, tuple[str, ...]], ...] = ()  # with_schedule: (later, earlier names)
     diagnostics: tuple[Diagnostic, ...] = ()  # the warnings of the trace
     trips: Mapping[int, Sequence[int]] | None = None  # of each loop, where a run has counted them
+    transformed: bool = False  # the device's compiler changes it (old API); the timing model follows
 
     # ---- reading ---------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
@@ -15,12 +15,25 @@ from .view import View
 
 def replace_storages(instruction: Instruction, storages: Mapping[Storage, Storage]) -> Instruction:
     """Return a copy whose views are of other storages of the same shape and dtype."""
+    return replace_views(instruction, lambda view: _replaced(view, storages))
+
+
+def replace_views(instruction: Instruction, change: Callable[[View], View]) -> Instruction:
+    """Return a copy with changed operands."""
     new = copy(instruction)
     for name in instruction.operand_names:
         value = getattr(new, name)
         if isinstance(value, View):
-            setattr(new, name, _replaced(value, storages))
+            setattr(new, name, change(value))
     return new
+
+
+def moved_columns(view: View, to: Storage, column: int, begin: int = 0) -> View:
+    """Return the view of a tile whose columns from `begin` on lie in another storage, from `column` on."""
+    partition, at = divmod(view.offset, view.row_pitch)
+    pitch = to.pitch // view.dtype.itemsize
+    strides = (pitch, *view.strides[1:])
+    return View(to, partition * pitch + at - begin + column, view.shape, strides, view.dtype, None)
 
 
 def _replaced(view: View, storages: Mapping[Storage, Storage]) -> View:

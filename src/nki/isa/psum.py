@@ -54,6 +54,9 @@ class AccumulatingMatmul(MatmulInstruction):
     def adds_to_dst(self) -> bool:
         return self.accumulate is not False
 
+    def starts_sum(self) -> bool:
+        return self.accumulate is None
+
     def overwrites(self, written: np.ndarray | bool | None) -> bool:
         """Return True if nothing is added to what dst holds."""
         return written is False if self.accumulate is None else not self.accumulate

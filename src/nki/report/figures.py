@@ -15,6 +15,7 @@ from ..ir.program import Diagnostic
 from ..ir.statistics import Statistics
 from ..ir.view import View
 from ..timing.advice.study import Advice
+from ..timing.compiler.stage import described
 from ..timing.measures import (
     assumptions,
     bounds,
@@ -73,6 +74,10 @@ def figures(profile: Profiled) -> Figures:
         "sbuf_peak_bytes": profile.statistics.sbuf_peak_bytes,
         "psum_peak_bytes": profile.statistics.psum_peak_bytes,
         "spill_bytes": timeline.spill_bytes,
+        "transformations": [
+            {"name": name, "changes": changes, "count": count}
+            for name, changes, count in described([plan.transformations for plan in timeline.plans])
+        ],
         "limits": _limits(timeline),
         "bounds": _bounds(timeline),
         "lines": lines(timeline),

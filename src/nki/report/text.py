@@ -105,6 +105,9 @@ def facts(f: Figures) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
+    if f.get("transformations"):
+        changes = (f"{one['count']:,} {one['changes']} ({one['name']})" for one in f["transformations"])
+        grid.add_row("  compiler", "; ".join(changes))
     grid.add_row(
         "  DMA",
         f"{dma['transfers']:,} transfers ({queues}), {size(dma['bytes'])}, "

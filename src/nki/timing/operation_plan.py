@@ -33,11 +33,13 @@ class OperationPlan:
         items: Sequence[Entry],
         core: int = 0,
         block_of: Mapping[int, int] | None = None,
+        transformations: Mapping[str, int] | None = None,
     ):
         self.machine = machine
         self.instructions = [item.instruction for item in items]
         self.engines = [i.engine_name() for i in self.instructions]
         self.core = core
+        self.transformations = transformations or {}  # of the compiler: how much each changed, by name
         self.block_of = block_of or {}  # position -> its no_reorder block
         self.last_in_block: dict[tuple[int, str], int] = {}
         self.operations: list[Operation] = []

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from ..ir.dependences import RAW
 from ..ir.program import Edge, Program
 from ..ir.schedule_edges import declared
-from .compiler_model import compiled
+from ..options import from_environment
+from .compiler.compilation import Compilation
+from .compiler.stage import compiled
 from .entries import SignatureNumbers
 from .operation import Operation
 from .operation_plan import OperationPlan
@@ -41,7 +43,9 @@ def plan(program: Program) -> list[OperationPlan]:
     for core, items in enumerate(program.unrolled()):
         numbers = SignatureNumbers()
         asked = numbers.entries(items, program.effects[first : first + program.length_of(core)])
-        counted = compiled(program.machine, asked, numbers, _pinned(program, edges, core))
+        core_items = Compilation(program.machine, asked, numbers, _pinned(program, edges, core))
+        changes = compiled(core_items, program.transformed, from_environment().without)
+        counted = core_items.items
         first += program.length_of(core)
         where = [item.at for item in counted]
         blocks = {
@@ -50,7 +54,7 @@ def plan(program: Program) -> list[OperationPlan]:
             for position, at in enumerate(where)
             if block.core == core and block.first <= at <= block.last
         }
-        plans.append(OperationPlan(program.machine, counted, core, blocks))
+        plans.append(OperationPlan(program.machine, counted, core, blocks, changes))
         places.append(where)
     for plan in plans:
         plan.plan()

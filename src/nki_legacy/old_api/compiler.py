@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 from nki.machine.memories import PSUM, SBUF, MemoryRegion
 
@@ -39,7 +40,22 @@ def _unchanged(func: Any = None, **_: object) -> Any:
     return (lambda function: function) if func is None else func
 
 
-skip_middle_end_transformations = enable_stack_allocator = force_auto_alloc = _unchanged
+enable_stack_allocator = force_auto_alloc = _unchanged
+
+_as_written: WeakSet[Any] = WeakSet()
+
+
+def skip_middle_end_transformations(func: Any = None, **_: object) -> Any:
+    """A decorator for the compiler: the timing model takes the function as written."""
+    if func is None:
+        return skip_middle_end_transformations
+    _as_written.add(getattr(func, "user", func))
+    return func
+
+
+def is_as_written(function: Any) -> bool:
+    """Return True if a kernel was decorated with `skip_middle_end_transformations`."""
+    return function in _as_written
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 
 from nki.errors import NkiError, error
 from nki.ir.context import running as running_core
+from nki.ir.program import Program
 from nki.ir.tensor import NkiTensor
 from nki.ir.tree import leaves, replace_leaves
 from nki.kernel.arrays import TensorSpec
@@ -25,6 +26,7 @@ from nki.machine.memories import SHARED_HBM
 from .. import sessions
 from ..older_names import BenchmarkResult, Latency
 from . import state as run
+from .compiler import is_as_written
 from .failures import failure
 from .regions import move
 from .tensor import Tensor, Whole
@@ -97,6 +99,10 @@ class OldKernel(Kernel):
         call = super().prepare(args, kwargs)
         options = replace(call.options, precise_fp=call.options.precise_fp and self.precise, cache=False)
         return replace(call, options=options, key=None, eager=True)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Program:
+        """Return the program; the device's compiler transforms it, unless the kernel asks it not to."""
+        return replace(super().trace(*args, **kwargs), transformed=not is_as_written(self.user))
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
         try:

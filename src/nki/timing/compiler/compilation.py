@@ -1,0 +1,78 @@
+"""The instructions of one core while the compiler's transformations change them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+
+from ...ir.rewriting import replace_storages, replace_views
+from ...ir.storage import Storage
+from ...ir.view import View
+from ...machine.machine import Machine
+from ..entries import Entry, SignatureNumbers
+
+
+class TileItems:
+    """Which items write and read each on-chip storage."""
+
+    def __init__(self, items: Sequence[Entry]):
+        self.writers: dict[Storage, list[int]] = defaultdict(list)
+        self.readers: dict[Storage, list[int]] = defaultdict(list)
+        for number, item in enumerate(items):
+            for view in item.done.written:
+                if view.storage.on_chip:
+                    self.writers[view.storage].append(number)
+            for view in item.done.seen:
+                if view.storage.on_chip:
+                    self.readers[view.storage].append(number)
+
+    def written_once(self, view: View) -> bool:
+        """True when the view is all of an automatic tile that has no other writer."""
+        s = view.storage
+        return s.address is None and len(self.writers[s]) == 1 and view.covers_storage()
+
+
+class Compilation:
+    """One core's instructions, in program order. Positions in `pinned` do not change."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        items: Sequence[Entry],
+        numbers: SignatureNumbers,
+        pinned: Collection[int] = (),
+    ):
+        self.machine = machine
+        self._items = list(items)
+        self.numbers = numbers
+        self.pinned = pinned
+
+    @property
+    def items(self) -> Sequence[Entry]:
+        return self._items
+
+    @items.setter
+    def items(self, items: Sequence[Entry]) -> None:
+        self._items = list(items)
+        self.__dict__.pop("uses", None)
+
+    @cached_property
+    def uses(self) -> TileItems:
+        """Who writes and reads each tile; computed anew when the items have changed."""
+        return TileItems(self._items)
+
+    def is_free(self, item: Entry) -> bool:
+        """True when the kernel does not fix the item's place."""
+        return item.at not in self.pinned
+
+    def with_storages(self, item: Entry, now: Mapping[Storage, Storage]) -> Entry:
+        """Return the item on other storages of the same shape."""
+        done = item.done
+        if any(v.storage in now for v in (*done.seen, *done.writes)):
+            return self.numbers.replaced(item, replace_storages(item.instruction, now))
+        return item
+
+    def with_views(self, item: Entry, change: Callable[[View], View]) -> Entry:
+        """Return the item with changed operands."""
+        return self.numbers.replaced(item, replace_views(item.instruction, change))

@@ -1,0 +1,230 @@
+"""Copies out of PSUM: left out where readers can read PSUM, merged, and spread over two engines."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...ir.boxes import box
+from ...ir.rewriting import moved_columns, replace_engine
+from ...ir.storage import Storage
+from ...ir.view import View
+from ...machine.memories import PSUM, SBUF
+from ..entries import Entry
+from .broadcasts import takes_psum
+from .compilation import Compilation
+from .engines import held_ns
+
+MOST_COLUMNS = 512  # of a merged copy
+
+
+class _Copy(NamedTuple):
+    """A copy of a whole PSUM tile, which nothing reads afterwards, to columns of an SBUF tile."""
+
+    number: int
+    source: Storage
+    target: View
+    columns: int
+
+    @property
+    def first(self) -> int:
+        """The first column of the target, which begins at the first partition of its tile."""
+        return self.target.offset
+
+
+def _copies(core: Compilation) -> dict[Storage, list[_Copy]]:
+    """Return the copies into each SBUF tile, in program order."""
+    found: dict[Storage, list[_Copy]] = defaultdict(list)
+    for number, item in enumerate(core.items):
+        if item.instruction.other_engine() is not None and core.is_free(item):
+            source, target = item.done.reads[0], item.done.writes[0]
+            plain = _is_plain(source, PSUM) and _is_plain(target, SBUF) and source.covers_storage()
+            last = core.uses.readers[source.storage][-1] == number
+            if plain and last and target.offset < target.row_pitch:
+                columns = source.size // source.shape[0]
+                found[target.storage].append(_Copy(number, source.storage, target, columns))
+    return found
+
+
+def _is_plain(view: View, buffer: object) -> bool:
+    """True for dense columns of a tile of that memory which has no address of its own."""
+    tile = view.storage
+    return view.buffer is buffer and tile.address is None and view.dtype == tile.dtype and box(view).exact
+
+
+# ---- read in PSUM --------------------------------------------------------------------------------
+
+
+def read_in_psum(core: Compilation) -> int:
+    """Leave out a copy whose readers can read PSUM, one tile at a time in the kernel's order.
+
+    In the traces of fused attention on trn2, one of the score tiles of each block of rows is never copied:
+    the maximum and the exponential read it in PSUM. The others are copied, so that four blocks of rows can
+    be under way in eight banks.
+    """
+    taken: dict[tuple[int, Storage], _Copy] = {}  # (reader, its tile) -> the copy it reads no more
+    gone: set[int] = set()
+    free_from = 0
+    chosen = [found for tile, copies in _copies(core).items() for found in _readable(core, tile, copies)]
+    for copy, readers in sorted(chosen):
+        if copy.number >= free_from:
+            free_from = readers[-1]
+            gone.add(copy.number)
+            taken.update({(reader, copy.target.storage): copy for reader in readers})
+    if not gone:
+        return 0
+    readers_of = {reader for reader, _ in taken}
+    core.items = [
+        _reading(core, item, number, taken) if number in readers_of else item
+        for number, item in enumerate(core.items)
+        if number not in gone
+    ]
+    return len(gone)
+
+
+def _reading(core: Compilation, item: Entry, number: int, taken: dict[tuple[int, Storage], _Copy]) -> Entry:
+    """Return a reader that reads PSUM instead of the copy."""
+
+    def change(view: View) -> View:
+        copy = taken.get((number, view.storage))
+        return view if copy is None else moved_columns(view, copy.source, 0, copy.first)
+
+    return core.with_views(item, change)
+
+
+def _readable(core: Compilation, tile: Storage, copies: list[_Copy]) -> Iterator[tuple[_Copy, list[int]]]:
+    """Yield the copies into a tile whose every reader can read PSUM, with the readers."""
+    starts = sorted({copy.first: copy for copy in copies}.items())
+    firsts = [first for first, _ in starts]
+    readers: dict[_Copy, list[int]] = {copy: [] for _, copy in starts}
+    made = {copy.number for copy in copies}
+    unfit: set[_Copy] = set()
+    for number in sorted({*core.uses.writers[tile], *core.uses.readers[tile]}):
+        item = core.items[number]
+        for view in (*item.done.seen, *item.done.writes):
+            if view.storage is tile and number not in made:
+                touched = _touched(view, starts, firsts)
+                fits = len(touched) == 1 and number > touched[0].number and number not in readers[touched[0]]
+                if fits and core.is_free(item) and view in item.done.reads and takes_psum(item, tile):
+                    readers[touched[0]].append(number)
+                else:
+                    unfit.update(touched)
+    for copy, found in readers.items():
+        if found and copy not in unfit and core.items[copy.number].instruction.copies_bits():
+            yield copy, found
+
+
+def _touched(view: View, starts: list[tuple[int, _Copy]], firsts: list[int]) -> list[_Copy]:
+    """Return the copies whose columns a view overlaps."""
+    found = box(view)
+    begin, end = (byte // view.storage.dtype.itemsize for byte in (found.start, found.stop - 1))
+    low = max(0, bisect_right(firsts, begin) - 1)
+    near = (copy for _, copy in starts[low : bisect_right(firsts, end)])
+    return [copy for copy in near if copy.first + copy.columns > begin]
+
+
+# ---- merged --------------------------------------------------------------------------------------
+
+
+def merge_copies(core: Compilation) -> int:
+    """Copy tiles of one bank with one instruction, where their destinations are adjacent.
+
+    In the traces four transposes of 128 columns in float32 fill a bank, and one copy of 512 columns moves
+    them. Eight of 16-bit floats fill one too; these are copied one by one, so that 512 columns are the most.
+    """
+    runs = [run for tile, copies in _copies(core).items() for run in _runs(core, tile, copies)]
+    if not runs:
+        return 0
+    place: dict[Storage, tuple[Storage, int]] = {}  # PSUM tile -> its new storage and column there
+    last: dict[int, tuple[list[_Copy], Storage]] = {}
+    gone: set[int] = set()
+    for run in runs:
+        one, width = run[0].source, run[0].columns
+        joined = Storage(PSUM, (one.partitions, width * len(run)), one.dtype, one.name, None, one.site)
+        place.update({copy.source: (joined, i * width) for i, copy in enumerate(run)})
+        last[run[-1].number] = run, joined
+        gone.update(copy.number for copy in run[:-1])
+    core.items = [
+        _joined(core, item, *last[number]) if number in last else _placed(core, item, place)
+        for number, item in enumerate(core.items)
+        if number not in gone
+    ]
+    return len(gone)
+
+
+def _runs(core: Compilation, tile: Storage, copies: list[_Copy]) -> Iterator[list[_Copy]]:
+    """Yield the copies that one instruction can do."""
+    readers = core.uses.readers[tile]
+    run: list[_Copy] = []
+    for copy in copies:
+        if run and not (
+            _continues(run, copy, core.machine.psum_bank_bytes) and not _between(readers, run[0], copy)
+        ):
+            yield from _worth(run)
+            run = []
+        run.append(copy)
+    yield from _worth(run)
+
+
+def _continues(run: list[_Copy], copy: _Copy, bank: int) -> bool:
+    one, other = run[-1], copy
+    same = (one.columns, one.source.partitions, one.source.dtype) == (
+        other.columns, other.source.partitions, other.source.dtype
+    )  # fmt: skip
+    fits = (len(run) + 1) * copy.source.pitch <= bank
+    return same and fits and other.first == one.first + one.columns
+
+
+def _between(readers: list[int], one: _Copy, other: _Copy) -> bool:
+    """True when the tile is read between two copies into it."""
+    return bisect_right(readers, one.number) != bisect_right(readers, other.number)
+
+
+def _worth(run: list[_Copy]) -> Iterator[list[_Copy]]:
+    if len(run) > 1 and len(run) * run[0].columns <= MOST_COLUMNS:
+        yield run
+
+
+def _placed(core: Compilation, item: Entry, place: dict[Storage, tuple[Storage, int]]) -> Entry:
+    done = item.done
+    if not any(view.storage in place for view in (*done.seen, *done.writes)):
+        return item
+
+    def change(view: View) -> View:
+        return moved_columns(view, *place[view.storage]) if view.storage in place else view
+
+    return core.with_views(item, change)
+
+
+def _joined(core: Compilation, item: Entry, run: list[_Copy], joined: Storage) -> Entry:
+    """Return the one copy of a run."""
+    target, shape = run[0].target, joined.shape
+    source = View(joined, 0, shape, (shape[1], 1), joined.dtype)
+    whole = View(target.storage, target.offset, shape, (target.row_pitch, 1), target.dtype)
+    return core.with_views(item, lambda view: source if view.buffer is PSUM else whole)
+
+
+# ---- spread --------------------------------------------------------------------------------------
+
+
+def spread_copies(core: Compilation) -> int:
+    """Give each copy out of PSUM to the engine that has had less work so far, VectorE or ScalarE.
+
+    The traces of unfused attention alternate between both while copies are all there is, and use ScalarE
+    alone where VectorE has had more to do.
+    """
+    work = {"vector": 0.0, "scalar": 0.0}
+    found, moved = list(core.items), 0
+    for number, item in enumerate(core.items):
+        other = item.instruction.other_engine()
+        if other is not None and core.is_free(item) and item.done.reads[0].buffer is PSUM:
+            there = replace_engine(item.instruction, other)
+            if work[other.name] <= work[item.instruction.engine_name()]:
+                found[number], moved = core.numbers.moved(item, there), moved + 1
+        name = found[number].instruction.engine_name()
+        if name in work:
+            work[name] += held_ns(core.machine, found[number].instruction)
+    core.items = found
+    return moved

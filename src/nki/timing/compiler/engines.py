@@ -1,0 +1,87 @@
+"""The engine of copies for which the kernel names none."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from ...ir.instruction import Instruction
+from ...ir.rewriting import replace_engine
+from ...ir.view import View
+from ...machine.engines import engine
+from ...machine.machine import Machine
+from ..entries import Entry
+from ..operation_plan import engine_clocks
+from .compilation import Compilation
+
+
+def share_copies(core: Compilation) -> int:
+    """Move some copies to another engine, if theirs is the busiest of the kernel.
+
+    The manual of tensor_copy says that the compiler selects the best engine "based on engine workload". A
+    copy goes to ScalarE when VectorE is the busiest engine and ScalarE has time. Of others the manual
+    says "based on the input tile shape": they stay where they are.
+    """
+    machine, items = core.machine, core.items
+    movable = [
+        number
+        for number, item in enumerate(items)
+        if item.instruction.other_engine() is not None and core.is_free(item)
+    ]
+    if not movable:
+        return 0
+    work = _work(machine, items)
+    found, moved = list(items), 0
+    groups: dict[tuple[engine, engine], list[int]] = defaultdict(list)
+    for number in movable:
+        i = items[number].instruction
+        assert i.runs_on is not None and (other := i.other_engine()) is not None
+        groups[i.runs_on, other].append(number)
+    for (default, other), copies in groups.items():
+        if work[default.name] < max(work.values()):
+            continue  # something else decides
+        here = sum(held_ns(machine, items[n].instruction) for n in copies)
+        there = sum(held_ns(machine, replace_engine(items[n].instruction, other)) for n in copies)
+        part = min(1.0, (work[default.name] - work[other.name]) / (here + there))
+        owed = 0.0  # spread evenly, so that both engines have some of it all the time
+        for number in copies:
+            owed += part
+            if owed >= 1:
+                owed -= 1
+                item = items[number]
+                found[number] = core.numbers.moved(item, replace_engine(item.instruction, other))
+                moved += 1
+    core.items = found
+    return moved
+
+
+def _work(machine: Machine, items: Sequence[Entry]) -> Counter[str]:
+    """Return ns that each engine is held; for DMA, the least that its bytes and triggers take."""
+    work: Counter[str] = Counter()
+    issued: Counter[str] = Counter()
+    rate = machine.dma_engines * machine.dma_bytes_per_ns
+    known: dict[tuple, tuple[str, float]] = {}
+    by_software = machine.dma_default_mode == "software"
+    for instruction, _, _, signature in items:
+        key = (signature, instruction.runs_on)
+        if key not in known:
+            known[key] = _work_of(machine, instruction, rate)
+        name, ns = known[key]
+        work[name] += ns  # type: ignore[assignment]
+        if by_software and name == "dma":
+            issued["dma"] += machine.swdge_spacing_ns  # type: ignore[assignment]
+    return work | issued
+
+
+def _work_of(machine: Machine, instruction: Instruction, rate: float) -> tuple[str, float]:
+    """Return the engine and ns of its work; of a transfer, the time of its bytes."""
+    name = instruction.engine_name()
+    if name != "dma":
+        return name, held_ns(machine, instruction)
+    return name, max((v.nbytes for v in instruction.operands() if isinstance(v, View)), default=0) / rate
+
+
+def held_ns(machine: Machine, instruction: Instruction) -> float:
+    """Return ns that an instruction holds its engine."""
+    clock = engine_clocks(machine).get(instruction.engine_name())
+    return 0.0 if clock is None else instruction.cost(machine).interval / clock

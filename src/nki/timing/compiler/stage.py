@@ -1,0 +1,71 @@
+"""The compiler as a stage: which transformations there are, and to which programs they apply.
+
+Kernels of the current API, and old ones under `skip_middle_end_transformations`, run as written, but for what
+is no instruction of theirs: the inside of an nl call, and the engine of a copy that names none. Numerics
+never see this stage: the timing model alone reads the transformed instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from ...errors import error, nearest
+from . import broadcasts, copies, engines, loads, repeats, tiles
+from .compilation import Compilation
+
+
+class Transformation(NamedTuple):
+    """One thing that the compiler does; its evidence is in the text of `apply`."""
+
+    name: str
+    changes: str  # what `apply` counts
+    apply: Callable[[Compilation], int]
+    always: bool = False  # also where a kernel runs as written
+
+
+TRANSFORMATIONS = (
+    Transformation("tiles", "tiles of their own for values that overwrite others", tiles.rename_tiles),
+    Transformation("zeros", "zeros in PSUM left out", tiles.drop_zeros),
+    Transformation("loads", "loads left out, since SBUF still holds the data", loads.drop_loads),
+    Transformation("repeats", "instructions left out that repeat others", repeats.drop_repeats),
+    Transformation("broadcasts", "broadcasts read in PSUM", broadcasts.read_broadcasts_in_psum, always=True),
+    Transformation("psum-reads", "copies left out, since their readers read PSUM", copies.read_in_psum),
+    Transformation("merged-copies", "copies merged with others", copies.merge_copies),
+    Transformation("spread-copies", "copies moved to ScalarE", copies.spread_copies),
+    Transformation("engines", "copies moved to an engine with less work", engines.share_copies, always=True),
+)
+
+
+EVERYTHING = "all"  # instead of names: leave out all of them
+
+
+def compiled(core: Compilation, transformed: bool, without: Collection[str] = ()) -> dict[str, int]:
+    """Apply the transformations to a core, except those named; return how much each changed, by name."""
+    _check(without)
+    done: dict[str, int] = {}
+    for one in TRANSFORMATIONS:
+        if (transformed or one.always) and not {one.name, EVERYTHING} & {*without}:
+            count = one.apply(core)
+            if count:
+                done[one.name] = count
+    return done
+
+
+def described(done: Sequence[Mapping[str, int]]) -> list[tuple[str, str, int]]:
+    """Return name, what was counted and how often, of each transformation that some core had."""
+    total = {one: sum(counts.get(one.name, 0) for counts in done) for one in TRANSFORMATIONS}
+    return [(one.name, one.changes, count) for one, count in total.items() if count]
+
+
+def _check(names: Collection[str]) -> None:
+    known = [*(one.name for one in TRANSFORMATIONS), EVERYTHING]
+    for name in names:
+        if name not in known:
+            close = nearest(name, known)
+            raise error(
+                "argument",
+                f"there is no transformation {name!r}",
+                notes=[f"there are {', '.join(known)}"],
+                help=f"did you mean {close}?" if close else None,
+            )

@@ -1,0 +1,181 @@
+"""Transformed programs compute what the program computes, bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nki.errors import NkiError
+from nki.ir.effects import storages as storages_of
+from nki.timing.compiler.compilation import Compilation
+from nki.timing.compiler.stage import TRANSFORMATIONS, compiled, described
+from nki.timing.entries import SignatureNumbers
+from nki.timing.schedule import schedule
+from random_programs import outcome, rich_programs
+from support import target
+
+UNHURRIED = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+X = np.random.default_rng(7).integers(-4, 5, (128, 256)).astype(np.float32)
+
+
+def transformed(program, without=()):
+    """The program that the timing model sees, and what was changed."""
+    cores, changes, first = [], [], 0
+    for core, items in enumerate(program.unrolled()):
+        numbers = SignatureNumbers()
+        last = first + program.length_of(core)
+        found = Compilation(program.machine, numbers.entries(items, program.effects[first:last]), numbers)
+        changes.append(compiled(found, True, without))
+        cores.append(tuple(item.instruction for item in found.items))
+        first = last
+    known = dict.fromkeys([*program.storages, *(s for items in cores for s in storages_of(items))])
+    return replace(program, cores=tuple(cores), storages=tuple(known)), changes
+
+
+def tile(shape, dtype=nl.float32, buffer=nl.sbuf):
+    return nl.ndarray(shape, dtype, buffer=buffer)
+
+
+def build(steps):
+    """A kernel of loads, sums in PSUM, copies into columns, reductions and stores."""
+
+    @nki.jit(platform_target="trn2")
+    def kernel(x):
+        out = nl.ndarray((6 * 128, 256), nl.float32, buffer=nl.shared_hbm)
+        wide = [tile((128, 256)) for _ in range(3)]
+        narrow = [tile((128, 64)) for _ in range(3)]
+        for t in (*wide, *narrow):
+            nisa.memset(t, 1.0)
+        banks = [tile((128, 64), buffer=nl.psum) for _ in range(3)]
+        for t in banks:
+            nisa.memset(t, 0.0)
+        for what, i, j in steps:
+            step(x, out, wide, narrow, banks, what, i, j)
+        for i, t in enumerate(wide):
+            nisa.dma_copy(out[128 * i : 128 * i + 128], t)
+        for i, t in enumerate(narrow):
+            nisa.dma_copy(out[128 * (3 + i) : 128 * (4 + i), :64], t)
+        return out
+
+    return kernel
+
+
+def step(x, out, wide, narrow, banks, what, i, j):
+    columns = slice(64 * j, 64 * j + 64)
+    if what == "load":
+        fresh = tile((128, 64))
+        nisa.dma_copy(fresh, x[:, columns])
+        nisa.tensor_tensor(narrow[i], narrow[i], fresh, nl.add)
+    elif what == "reload":
+        nisa.dma_copy(narrow[i], x[:, columns])
+    elif what == "zero":
+        banks[i] = tile((128, 64), buffer=nl.psum)
+        nisa.memset(banks[i], 0.0)
+    elif what == "zero again":
+        nisa.memset(banks[i], 0.0)
+    elif what == "matmul":
+        nisa.nc_matmul(banks[i], wide[j % 3][:, :128], narrow[j % 3])
+    elif what == "transpose":
+        fresh = tile((64, 128), buffer=nl.psum)
+        nisa.nc_transpose(fresh, narrow[j % 3])
+        nisa.tensor_copy(wide[i][:64, 128 * (j % 2) : 128 * (j % 2) + 128], fresh)
+    elif what == "products":
+        joined = tile((128, 256))
+        for part in range(4):
+            fresh = tile((128, 64), buffer=nl.psum)
+            nisa.nc_matmul(fresh, wide[i][:, :128], narrow[(part + j) % 3])
+            nisa.tensor_copy(joined[:, 64 * part : 64 * part + 64], fresh)
+        nisa.tensor_tensor(wide[i], wide[i], joined, nl.add)
+    elif what == "scores":
+        fresh, copy, most = tile((128, 64), buffer=nl.psum), tile((128, 128)), tile((128, 1))
+        nisa.nc_matmul(fresh, wide[i][:, :128], narrow[j % 3])
+        nisa.tensor_copy(copy[:, 64:], fresh)
+        nisa.tensor_reduce(most, nl.maximum, copy[:, 64:128], axis=1)
+        nisa.tensor_scalar(narrow[i], copy[:, 64:128], nl.subtract, most)
+    elif what == "copy":
+        nisa.tensor_copy(wide[i][:, columns], banks[j % 3])
+    elif what == "again":
+        nisa.tensor_tensor(fresh := tile((128, 64)), narrow[j % 3], narrow[j % 3], nl.multiply)
+        nisa.tensor_tensor(narrow[i], narrow[i], fresh, nl.minimum)
+    elif what == "store":
+        nisa.dma_copy(out[128 * i : 128 * i + 128, columns], narrow[j % 3])
+        nisa.dma_copy(narrow[j % 3], out[128 * i : 128 * i + 128, columns])
+
+
+KINDS = (
+    "load", "reload", "zero", "zero again", "matmul", "transpose", "products", "scores", "copy", "again",
+    "store",
+)  # fmt: skip
+STEPS = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=25
+)
+
+
+def check(steps, without=()):
+    program = build(steps).trace(nki.TensorSpec(X.shape, "float32"))
+    other, changes = transformed(program, without)
+    np.testing.assert_array_equal(other.run(X), program.run(X))
+    return changes[0]
+
+
+@settings(max_examples=60, **UNHURRIED)
+@given(STEPS)
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_of_these_steps_compute_the_same(steps):
+    check(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_3000_random_programs_compute_the_same():
+    seen = set()
+
+    @settings(max_examples=3000, database=None, **UNHURRIED)
+    @given(STEPS)
+    def run(steps):
+        seen.update(check(steps))
+
+    run()
+    assert seen >= {one.name for one in TRANSFORMATIONS} - {"engines", "broadcasts"}
+
+
+@settings(max_examples=40, **UNHURRIED)
+@given(rich_programs())
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_of_every_instruction_compute_the_same(found):
+    program, arrays = found
+    if not program.loops and len(program.cores) == 1:
+        assert outcome(transformed(program)[0], arrays) == outcome(program, arrays)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_transformation_can_be_left_out():
+    steps = [(kind, i, j) for kind in KINDS for i, j in ((0, 1), (1, 1))] * 2
+    everything = check(steps)
+    for name in everything:
+        assert name not in check(steps, [name])
+    assert check(steps, ["all"]) == {}
+
+
+def test_a_program_runs_as_written_unless_the_compiler_transforms_it():
+    with target("trn2"):
+        program = build([("products", 0, 0)]).trace(nki.TensorSpec(X.shape, "float32"))
+    names = {one.name for one in TRANSFORMATIONS if one.always}
+    assert set(schedule(program).plans[0].transformations) <= names
+    done = schedule(replace(program, transformed=True)).plans[0].transformations
+    assert done["merged-copies"] == 3
+    assert ("merged-copies", "copies merged with others", 3) in described([done])
+    with nki.options(without=("merged-copies",)):
+        assert "merged-copies" not in schedule(replace(program, transformed=True)).plans[0].transformations
+
+
+def test_an_unknown_name_of_a_transformation_is_an_error():
+    with target("trn2"):
+        program = build([]).trace(nki.TensorSpec(X.shape, "float32"))
+    with nki.options(without=("load",)), pytest.raises(NkiError, match="no transformation 'load'"):
+        schedule(program)
