@@ -6,6 +6,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki.timing.psum_banks import Banks
 from nki.timing.replay import Replay
 from support import target
 
@@ -146,6 +147,22 @@ def test_a_psum_tile_drained_late_holds_up_the_matmul_that_reuses_its_bank():
     found = by_label(profile(kernel, X, tiles=12).timeline.bars)
     assert found["matmul 7"].why in ("engine", "data")
     assert found["matmul 8"].why == "space"
+
+
+def test_operations_that_wait_for_banks_are_tried_a_constant_number_of_times(monkeypatch):
+    @nki.jit
+    def kernel(x, tiles):
+        a, b = zeros((128, 128), nl.bfloat16), zeros((128, 512), nl.bfloat16)
+        for _ in range(tiles):
+            psum = nl.ndarray((128, 512), nl.float32, buffer=nl.psum)
+            nisa.nc_matmul(psum, a, b)
+            nisa.tensor_copy(nl.ndarray((128, 512), nl.float32), psum, engine=nisa.engine.vector)
+
+    asked = []
+    fits = Banks.fits
+    monkeypatch.setattr(Banks, "fits", lambda banks, needs: asked.append(needs) or fits(banks, needs))
+    profile(kernel, X, tiles=400)
+    assert 800 < len(asked) < 8 * 400  # all of them at every freed bank would be 80,000
 
 
 def test_more_than_sbuf_holds_spills_and_the_bytes_are_reported():

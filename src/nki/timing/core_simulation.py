@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from ..errors import error
 from ..ir.instruction import WHOLE_ARRAY, Instruction, InstructionCost, PeTile, State
+from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from .dma_transfer import RANKS, DmaTransfer, transfer_of
 from .instruction_facts import Facts, cannot_overlap, facts_of
 from .operation import ORDER, SPACE, Operation
 from .operation_plan import OperationPlan, engine_clocks
-from .psum_banks import Banks
+from .psum_banks import Banks, StarvedQueues
 from .timing_rules import BEGUN, ENGINES, FREE, Activity, deal, operation_times, release_table
 
 DONE, READ, READY, IDLE, BANKS_FREED = range(5)  # what happens at an event
@@ -79,7 +80,8 @@ class CoreSimulation:
         self.banks = Banks(machine, plan.uses)
         self.release_rules = release_table(machine)
         self.facts: dict[tuple[int, str], Facts] = {}  # by signature and engine
-        self.starved: list[tuple[str, int]] = []  # operations that wait for a PSUM bank, by engine
+        self.starved = StarvedQueues(self.banks)
+        self.last_freed = (-1, 0.0)  # the operation that freed banks last, and when
         self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
         self.dma_free = [0.0] * (machine.dma_engines + 1)  # and the link to other ranks
         self.bandwidth_share = self._bandwidth_share(sharers)
@@ -145,21 +147,9 @@ class CoreSimulation:
             self._queue(which, now)
         elif what == BANKS_FREED:
             freed_by, banks = which
-            self._find_banks(freed_by, banks, now)
+            self._free_banks(freed_by, banks, now)
         else:
             self._take_next(which, now)
-
-    def check_all_ran(self) -> None:
-        """Raise if an operation never ran: declared edges may contradict the data."""
-        stuck = [op for op in self.operations if self.done[op.index] == 0.0 and self.missing[op.index] > 0]
-        if stuck:
-            waits = [self.operations[i] for i in stuck[0].waits if self.done[i] == 0.0]
-            raise error(
-                "schedule",
-                "the declared order contradicts the data: an instruction would wait forever",
-                notes=[f"{stuck[0].instruction!r}", *(f"waits for {op.instruction!r}" for op in waits[:2])],
-                help="check the edges of with_schedule and depends_on",
-            )
 
     def _post(self, time: float, what: int, which: object) -> None:
         heappush(self.events, (time, self.tick(), self, what, which))
@@ -213,27 +203,21 @@ class CoreSimulation:
         heappush(self.waiting[place], (self.rank[index], index))
         self._take_next(place, now)
 
-    def _find_banks(self, freed_by: int, banks: int, now: float) -> None:
+    def _free_banks(self, freed_by: int, banks: int, now: float) -> None:
         """Free PSUM banks, and retry the operations that wait for some."""
         self.banks.give_back(freed_by, banks, now)
-        woken, self.starved = self.starved, []
-        for place, index in woken:
-            self.ready[index], self.blocked_by[index] = now, freed_by
-            heappush(self.waiting[place], (self.rank[index], index))
-        for place in dict.fromkeys(place for place, _ in woken):
+        self.last_freed = (freed_by, now)
+        for place in self.starved.places():
             self._take_next(place, now)
 
-    def _wake_next(self, taker: int, now: float) -> None:
-        """Retry operations that need no more banks, and the next one in the program."""
-        still: list[tuple[str, int]] = []
-        for place, index in self.starved:
-            if self.banks.is_next(self.operations[index].position):
-                self.ready[index], self.blocked_by[index] = now, taker
-                heappush(self.waiting[place], (self.rank[index], index))
-                self._post(now, IDLE, place)
-            else:
-                still.append((place, index))
-        self.starved = still
+    def _release_starved(self, tiles: Sequence[Storage], taker: int, now: float) -> None:
+        """Queue the operations that wait for tiles whose banks were taken just now, and retry the others."""
+        for place, index in self.starved.take_users(tiles):
+            self.ready[index], self.blocked_by[index] = now, taker
+            heappush(self.waiting[place], (self.rank[index], index))
+            self._post(now, IDLE, place)
+        for place in self.starved.places():
+            self._post(now, IDLE, place)
 
     def transfer(self, op: Operation) -> DmaTransfer:
         """Return the transfer of a DMA; those with the same signature are priced once."""
@@ -252,23 +236,18 @@ class CoreSimulation:
         """Begin the first operation that waits for an engine or trigger, if it is idle and not blocked."""
         if self.idle_at[place] > now:
             return
-        waiting, of_tiles = self.waiting[place], self.banks.tiles
-        while waiting:
-            index = waiting[0][1]
-            position = self.operations[index].position
-            if position not in of_tiles or self.banks.has_room(position):
-                break
-            self.starved.append((place, heappop(waiting)[1]))
-        else:
+        index = self._first_with_banks(place)
+        if index < 0:
             return
+        position = self.operations[index].position
         transfer = self.transfers.get(index)
         if transfer is None:
             until = self._must_wait(place, index, now)
             if until > now:
                 self._post(until, IDLE, place)
                 return
-        heappop(waiting)
-        if position in of_tiles:
+        heappop(self.waiting[place])
+        if position in self.banks.tiles:
             self._take_banks(index, position, now)
         last_on = self.last_on
         if self.ready[index] < now and place in last_on:
@@ -283,16 +262,34 @@ class CoreSimulation:
         if until < math.inf:
             self._post(until, IDLE, place)
 
+    def _first_with_banks(self, place: str) -> int:
+        """Return the first operation that waits for an engine or trigger and finds its banks, or -1."""
+        waiting, banks, starved = self.waiting[place], self.banks, self.starved
+        while waiting or place in starved.queues:
+            for rank, index in starved.pop_ready(place, waiting[0][0] if waiting else math.inf):
+                freed_by, when = self.last_freed
+                if when > self.ready[index]:
+                    self.ready[index], self.blocked_by[index] = when, freed_by
+                heappush(waiting, (rank, index))
+            if not waiting:
+                break
+            index = waiting[0][1]
+            position = self.operations[index].position
+            if position not in banks.tiles or banks.has_room(position):
+                return index
+            starved.add(place, position, *heappop(waiting))
+        return -1
+
     def _take_banks(self, index: int, position: int, now: float) -> None:
         """Take PSUM banks for an instruction, which waits for the operations that had them before."""
-        taken = self.banks.take(position)
+        tiles, taken = self.banks.take(position)
         for freed_by, when in taken:
             if freed_by >= 0:
                 self.operations[index].wait_for(freed_by, SPACE)
                 self.bank_waits.add((index, freed_by))
                 self.loadable[index] = max(self.loadable[index], when)
-        if taken and self.starved:
-            self._wake_next(index, now)
+        if taken:
+            self._release_starved(tiles, index, now)
 
     # ---- compute engines -------------------------------------------------------------------------
 

@@ -9,12 +9,16 @@ theirs: what is live in program order always fits, so nothing waits forever.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 
 from ..ir.liveness import Lifetime, RangeMaximum, live_bytes, union_size
 from ..ir.storage import Storage
 from ..machine.machine import Machine
 from .sbuf_pool import Ahead
 from .uses import TileUses
+
+BankNeeds = list[tuple[int, int]]  # (where the program uses a tile first, its banks), sorted
 
 
 class Banks:
@@ -43,33 +47,33 @@ class Banks:
 
         Writers of one tile may run in any order: the first takes its banks.
         """
-        missing = [tile for tile in self.tiles.get(position, ()) if tile not in self.held]
-        if not missing:
-            return True
-        if len(self.free) < sum(self.sizes[tile] for tile in missing):
-            return False
-        return all(
-            self._may_take(first, sum(self.sizes[t] for t in missing if self.first[t] == first))
-            for first in {self.first[tile] for tile in missing}
-        )
+        return self.fits(self.needs(position))
 
-    def is_next(self, position: int) -> bool:
-        """True when the tiles of the instruction have their banks, or are the next ones in the program."""
-        head = self.order[0] if self.order else -1
-        return all(tile in self.held or self.first[tile] == head for tile in self.tiles.get(position, ()))
+    def needs(self, position: int) -> BankNeeds:
+        """Return the banks that the instruction still needs."""
+        found: dict[int, int] = {}
+        for tile in self.tiles.get(position, ()):
+            if tile not in self.held:
+                found[self.first[tile]] = found.get(self.first[tile], 0) + self.sizes[tile]
+        return sorted(found.items())
+
+    def fits(self, needs: BankNeeds) -> bool:
+        if len(self.free) < sum(banks for _, banks in needs):
+            return False
+        return all(self._may_take(first, banks) for first, banks in needs)
 
     def _may_take(self, first: int, banks: int) -> bool:
         return first == self.order[0] or self.ahead.has_room(self.order[0], first, banks)
 
-    def take(self, position: int) -> list[tuple[int, float]]:
-        """Take the banks of an instruction; return the operations that freed them, and when."""
+    def take(self, position: int) -> tuple[list[Storage], list[tuple[int, float]]]:
+        """Take the banks of an instruction; return its new tiles, who freed their banks, and when."""
+        tiles = [tile for tile in self.tiles.get(position, ()) if tile not in self.held]
         found: list[tuple[int, float]] = []
-        for tile in self.tiles.get(position, ()):
-            if tile not in self.held:
-                self.held.add(tile)
-                self._taken(self.first[tile], self.sizes[tile])
-                found += [self.free.popleft() for _ in range(self.sizes[tile])]
-        return found
+        for tile in tiles:
+            self.held.add(tile)
+            self._taken(self.first[tile], self.sizes[tile])
+            found += [self.free.popleft() for _ in range(self.sizes[tile])]
+        return tiles, found
 
     def _taken(self, first: int, banks: int) -> None:
         if first != self.order[0]:
@@ -89,3 +93,54 @@ class Banks:
 
     def give_back(self, operation: int, banks: int, now: float) -> None:
         self.free.extend([(operation, now)] * banks)
+
+
+class StarvedQueues:
+    """The operations that wait for PSUM banks, for each engine.
+
+    Where two need as many banks, the one whose tile the program uses first finds them first: if it does not,
+    the other does not either. So only the first of each queue is tried, however many wait.
+    """
+
+    def __init__(self, banks: Banks):
+        self.banks = banks
+        self.queues: dict[str, dict[tuple, list[tuple[BankNeeds, int, int]]]] = {}  # needs, rank, operation
+        self.users: dict[Storage, list[tuple[str, int]]] = {}
+        self.waits: set[int] = set()  # the operations; one in a queue that is not here was released
+
+    def places(self) -> list[str]:
+        return list(self.queues)
+
+    def add(self, place: str, position: int, rank: int, index: int) -> None:
+        needs = self.banks.needs(position)
+        queues = self.queues.setdefault(place, {})
+        heappush(queues.setdefault(tuple(banks for _, banks in needs), []), (needs, rank, index))
+        self.waits.add(index)
+        for tile in self.banks.tiles[position]:
+            if tile not in self.banks.held:
+                self.users.setdefault(tile, []).append((place, index))
+
+    def pop_ready(self, place: str, before: float) -> Iterator[tuple[int, int]]:
+        """Yield (rank, operation) of those of a lower rank than `before` that find their banks now."""
+        queues = self.queues.get(place)
+        if queues is None:
+            return
+        for key, queue in list(queues.items()):
+            while queue and queue[0][2] not in self.waits:
+                heappop(queue)
+            if not queue:
+                del queues[key]
+            elif queue[0][1] < before and self.banks.fits(queue[0][0]):
+                _, rank, index = heappop(queue)
+                self.waits.discard(index)
+                yield rank, index
+        if not queues:
+            del self.queues[place]
+
+    def take_users(self, tiles: Sequence[Storage]) -> Iterator[tuple[str, int]]:
+        """Yield the operations that wait for some of these tiles, each with its engine."""
+        for tile in tiles:
+            for place, index in self.users.pop(tile, ()):
+                if index in self.waits:
+                    self.waits.discard(index)
+                    yield place, index

@@ -8,6 +8,7 @@ from heapq import heappop
 from itertools import count
 from typing import Any
 
+from ..errors import error
 from ..machine.machine import Machine
 from .core_simulation import CoreSimulation
 from .operation_plan import OperationPlan
@@ -45,7 +46,7 @@ class Simulation:
             now, _, core, what, which = heappop(events)
             core.handle(now, what, which)
         for core in self.cores:
-            core.check_all_ran()
+            check_all_ran(core)
         cores, self.cores = self.cores, []  # no reference cycle: what is dropped is freed at once
         return cores
 
@@ -80,3 +81,16 @@ class Simulation:
     def _expected(self, ranks: int) -> Counter[tuple]:
         """Return how many transfers begin together at each point."""
         return Counter(point for core in self.cores for point in core.joint.values())
+
+
+def check_all_ran(core: CoreSimulation) -> None:
+    """Raise if an operation never ran: declared edges may contradict the data."""
+    stuck = [op for op in core.operations if core.done[op.index] == 0.0 and core.missing[op.index] > 0]
+    if stuck:
+        waits = [core.operations[i] for i in stuck[0].waits if core.done[i] == 0.0]
+        raise error(
+            "schedule",
+            "the declared order contradicts the data: an instruction would wait forever",
+            notes=[f"{stuck[0].instruction!r}", *(f"waits for {op.instruction!r}" for op in waits[:2])],
+            help="check the edges of with_schedule and depends_on",
+        )
