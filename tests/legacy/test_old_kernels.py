@@ -144,7 +144,11 @@ def test_operators_promote_and_broadcast():
 
 def test_tiles_side_by_side_are_dimensions_before_par_dim():
     def body(t):
-        tiles = nl.ndarray((3, nl.par_dim(4), 5), dtype=nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=0))
+        tiles = nl.ndarray(
+            (3, nl.par_dim(4), 5),
+            dtype=nl.float32,
+            buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(3,)),
+        )
         for i in nl.static_range(3):
             tiles[i] = nl.load(t[i])
         with pytest.raises(NotImplementedError, match="err_failed_to_infer_tile"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from nki.machine.memories import PRIVATE_HBM, PSUM, SBUF, SHARED_HBM, MemoryRegi
 
 from . import state as run
 from .assignment import fill
+from .compiler import PlacedBuffer
 from .failures import failure
 from .indices import MaskLike, where
 from .regions import new_tile
@@ -33,7 +35,7 @@ def region_of(buffer: Any) -> MemoryRegion:
         return SBUF
     if isinstance(buffer, str):
         buffer = MemoryRegion("private_hbm" if buffer == "hbm" else buffer)
-    found = getattr(buffer, "region", buffer)
+    found = buffer.region if isinstance(buffer, PlacedBuffer) else buffer
     if not isinstance(found, MemoryRegion):
         raise failure("err_unsupported_memory", f"there is no buffer {buffer!r}")
     return found
@@ -53,9 +55,10 @@ def ndarray(shape: Any, dtype: DTypeLike, *, buffer: Any = None, name: str = "",
             f"Size of partition dimension {tile[0]} exceeds architecture limitation of 128",
         )
     tile = tile if len(tile) > 1 else (*tile, 1)
-    blocks = np.empty(outer, object)
+    blocks, nbytes = np.empty(outer, object), prod(tile[1:]) * kind.itemsize
     for place in np.ndindex(outer):
-        blocks[place] = new_tile(tile, kind, region, name)
+        address = buffer.address(place, tile[0], nbytes) if isinstance(buffer, PlacedBuffer) else None
+        blocks[place] = new_tile(tile, kind, region, name, address)
     return Whole(None, blocks)
 
 

@@ -232,9 +232,15 @@ def empty_of(shape: Sequence[int], dtype: DTypeLike, buffer: Any = SBUF) -> NkiT
     return new_tile(tuple(shape) if len(shape) > 1 else (*shape, 1), dtype, buffer)
 
 
-def new_tile(shape: tuple[int, ...], dtype: DTypeLike, buffer: Any, name: str = "") -> NkiTensor:
+def new_tile(
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    buffer: Any,
+    name: str = "",
+    address: tuple[int, int] | None = None,
+) -> NkiTensor:
     """A tile. Beyond five dimensions it is a row per partition, seen with all of them."""
     if len(shape) <= 5:
-        return allocate("ndarray", shape, dtype, buffer, name)
-    flat = allocate("ndarray", (shape[0], product(shape[1:])), dtype, buffer, name)
+        return allocate("ndarray", shape, dtype, buffer, name, address)
+    flat = allocate("ndarray", (shape[0], product(shape[1:])), dtype, buffer, name, address)
     return flat._make(flat.offset, shape, row_major(shape), flat.dtype, None)
