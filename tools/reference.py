@@ -8,43 +8,19 @@ import importlib
 import inspect
 import re
 import textwrap
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import nki.collectives
-import nki.isa
-import nki.language
-import nki.mx
-import nki.ranks
-import nki.testing
-import nki.tune
-import trnblas
-import trnblas.nki
 from nki.cli import parser
-from nki.cli.docs import FILES, instructions, source_links
-from nki.ir.validation import GENERATION_NAMES
+from nki.cli.docs import source_links
 from nki.machine.dtypes import DType
 from nki.machine.generations import MACHINES
 from nki.machine.machine import Machine
 from nki.machine.memories import MemoryRegion
 from nki.machine.operators import Operator
+from nki_mcp.reference import MODULES, commands, facts, group, parameters, public_names
 from nkilib.catalogue import kernels
-
-MODULES = {
-    "nki": nki,
-    "nki.isa": nki.isa,
-    "nki.language": nki.language,
-    "nki.collectives": nki.collectives,
-    "nki.mx": nki.mx,
-    "nki.ranks": nki.ranks,
-    "nki.testing": nki.testing,
-    "nki.tune": nki.tune,
-    "trnblas": trnblas,
-    "trnblas.nki": trnblas.nki,
-}
-FACTS = {name: c for modules in FILES.values() for m in modules for name, c in instructions(m).items()}
 
 
 @dataclass(frozen=True)
@@ -56,13 +32,9 @@ class Entry:
     module: str
 
 
-def public_names(module: types.ModuleType) -> list[str]:
-    return sorted(name for name in module.__all__ if not name.startswith("__"))
-
-
 def pages() -> dict[str, str]:
     """The text of each page, by its file name."""
-    found = {f"{name}.md": _module_page(name, module) for name, module in MODULES.items()}
+    found = {f"{name}.md": _module_page(name) for name in MODULES}
     return {
         **found,
         "nkilib.md": _library_page(),
@@ -74,11 +46,12 @@ def pages() -> dict[str, str]:
 # ---- modules -------------------------------------------------------------------------------------
 
 
-def _module_page(name: str, module: types.ModuleType) -> str:
+def _module_page(name: str) -> str:
+    module = importlib.import_module(name)
     entries = [Entry(n, getattr(module, n), name) for n in public_names(module)]
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(_group(entry.value), []).append(entry)
+        groups.setdefault(group(entry.value), []).append(entry)
     parts = [f"# {name}\n", inspect.getdoc(module) or "", ""]
     for title in sorted(groups, key=_ORDER.index):
         parts.append(f"## {title}\n")
@@ -90,20 +63,6 @@ _ORDER = [
     "Functions", "Operators", "Classes", "Enumerations", "Data types", "Memories", "Other names",
 ]  # fmt: skip
 _TABLES = ("Operators", "Data types", "Memories", "Other names")
-
-
-def _group(value: Any) -> str:
-    if isinstance(value, Operator):
-        return "Operators"
-    if isinstance(value, type) and issubclass(value, enum.Enum):
-        return "Enumerations"
-    if isinstance(value, type):
-        return "Classes"
-    if isinstance(value, DType):
-        return "Data types"
-    if isinstance(value, MemoryRegion):
-        return "Memories"
-    return "Functions" if callable(value) else "Other names"
 
 
 def _constants(entries: list[Entry]) -> str:
@@ -133,13 +92,11 @@ def _entry(entry: Entry) -> str:
 
 
 def _facts(name: str) -> str:
-    cls = FACTS.get(name)
-    if cls is None:
+    known = facts(name)
+    if not known:
         return ""
-    engines = ", ".join(e.name for e in cls.engines) or ("sequencer" if cls.registers else "DMA")
-    since = ", ".join(shown for number, shown in GENERATION_NAMES.items() if number >= cls.since)
-    source = "machine specification " + source_links(cls.cost_source, base="../")
-    return f"Engines: {engines}. Generations: {since}. Cost: {cls.cost_formula} ({source}).\n"
+    source = "machine specification " + source_links(known["source"], base="../")
+    return "Engines: {engines}. Generations: {generations}. Cost: {cost}".format(**known) + f" ({source}).\n"
 
 
 def _members(cls: type) -> Iterator[str]:
@@ -149,26 +106,15 @@ def _members(cls: type) -> Iterator[str]:
         ):
             continue
         value = value.__func__ if isinstance(value, staticmethod) else value
-        shown = f"{name}{_parameters(value)}" if inspect.isfunction(value) else name
+        shown = f"{name}{parameters(value)}" if inspect.isfunction(value) else name
         if _first(value):
             yield f"- `{shown}`: {_first(value)}"
     yield ""
 
 
 def _signature(entry: Entry) -> str:
-    whole = f"{entry.module}.{entry.name}{_parameters(entry.value)}"
+    whole = f"{entry.module}.{entry.name}{parameters(entry.value)}"
     return "\n".join(textwrap.wrap(whole, 84, subsequent_indent="    ", break_long_words=False))
-
-
-def _parameters(value: Any) -> str:
-    if isinstance(value, type) and issubclass(value, (enum.Enum, Exception)):
-        return ""
-    try:
-        signature = str(inspect.signature(value))
-    except (TypeError, ValueError):
-        return "(...)"
-    signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", signature)  # annotations without quotes
-    return re.sub(r"<([\w.]+)[^<>]*>", r"\1", re.sub(r" at 0x\w+", "", signature))
 
 
 def _text(value: Any) -> str:
@@ -226,12 +172,9 @@ def _library_page() -> str:
 
 
 def _command_page() -> str:
-    top = parser()
-    parts = ["# The command line\n", "```text", _help(top), "```\n"]
-    for action in top._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, command in action.choices.items():
-                parts += [f"## nki {name}\n", "```text", _help(command), "```\n"]
+    parts = ["# The command line\n", "```text", _help(parser()), "```\n"]
+    for name, command in commands().items():
+        parts += [f"## nki {name}\n", "```text", _help(command), "```\n"]
     return "\n".join(parts)
 
 

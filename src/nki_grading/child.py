@@ -1,8 +1,8 @@
 """The other side of `sandbox`: a process that confines itself and does a role, and the server that forks it.
 
-Roles: `trace` runs a submission and answers with Programs; `run` runs Programs and has no foreign code.
-A process starts faster as a copy of the server, which has imported all of nki, than as a new Python. The
-server knows nothing of tasks, so its copies know nothing either.
+Roles: `trace` runs a submission and answers with Programs; `command` runs a command of `nki` on a foreign
+file; `run` runs Programs and has no foreign code. A process starts faster as a copy of the server, which has
+imported all of nki, than as a new Python. The server and its copies know nothing of tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a child does: `trace` a submission, or `run` a Program.
+"""What a child does: `trace` a submission, `run` a Program, or do a `command` of `nki` on a foreign file.
 
 Messages go over a pipe: a line of JSON, then the bytes that it announces. The side that reads trusts neither.
 """
@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
@@ -128,6 +129,22 @@ def send_case(answer: IO[bytes], kernel: Any, case: dict[str, Any], release: str
 
 def _text(problem: BaseException) -> str:
     return "".join(traceback.format_exception_only(problem))[:4000]
+
+
+# ---- command: runs foreign code ------------------------------------------------------------------
+
+
+def command(job: dict[str, Any], source: bytes, answer: IO[bytes]) -> None:
+    """Run `nki` on a file; send its exit code and, if it prints data, what it printed."""
+    from nki.cli import main
+
+    Path(Path(job["file"]).name).write_bytes(source)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # in order with stderr
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed) if job["data"] else contextlib.nullcontext():
+        code = main(job["arguments"])
+    text = printed.getvalue().replace(f"{os.getcwd()}{os.sep}", "")
+    send(answer, {"code": code}, text.encode("utf-8", "replace"))
 
 
 # ---- run: our code, a foreign Program ------------------------------------------------------------

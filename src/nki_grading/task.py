@@ -131,6 +131,26 @@ class Task:
     def points(self) -> float:
         return sum(case.points for case in self.cases)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the author of a submission may know, as plain data: no reference, no inputs."""
+        names = ("name", "entry", "text", "target", "release", "dtype", "points")
+        cases = [
+            {
+                "name": case.name,
+                "arguments": {name: _described(value) for name, value in case.arguments.items()},
+                "points": case.points,
+                "limits_us": [list(limit) for limit in case.limits_us],
+                "lnc": case.lnc,
+            }
+            for case in self.cases
+        ]
+        return {**{name: getattr(self, name) for name in names}, "cases": cases}
+
+
+def _described(value: Any) -> Any:
+    """Return an argument as `nki profile --arg` takes it."""
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]" if isinstance(value, Samples) else value
+
 
 def load_task(place: str | Path) -> Task:
     """Return the `TASK` of a file, of `task.py` in a folder, or one of ours by name (`cs149-conv2d`)."""

@@ -1,4 +1,4 @@
-"""The `nki` command: profile, trace, plan, show, compare, check, tune, explain, new, kernels, info, doctor.
+"""The `nki` command: profile, trace, plan, show, compare, advise, check, tune, explain, new, kernels, info.
 
 Plugins add commands (`nki.plugins`). Exit codes: 0 success, 1 wrong kernel, 2 wrong command line or file.
 """
@@ -14,7 +14,18 @@ from importlib.metadata import EntryPoint
 
 from .. import __version__, plugins
 from ..errors import NkiError, NkiFileError, nearest
-from . import caching, checking, completion, explaining, listing, profiling, starting, tracing, tuning
+from . import (
+    advising,
+    caching,
+    checking,
+    completion,
+    explaining,
+    listing,
+    profiling,
+    starting,
+    tracing,
+    tuning,
+)
 from .command import INTERRUPTED, WRONG_KERNEL, WRONG_USAGE, Command
 from .script import UsageError
 from .terminal import complain, user_traceback
@@ -118,7 +129,8 @@ def command_completion(options: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    *(profiling.PROFILE, tracing.TRACE, tracing.PLAN, tracing.SHOW, profiling.COMPARE, checking.COMMAND),
+    *(profiling.PROFILE, tracing.TRACE, tracing.PLAN, tracing.SHOW, profiling.COMPARE),
+    *(advising.COMMAND, checking.COMMAND),
     *(tuning.COMMAND, explaining.COMMAND, caching.COMMAND),
     Command(
         "completion",

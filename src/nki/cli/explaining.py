@@ -15,32 +15,36 @@ from .terminal import show_message
 
 def command_explain(options: argparse.Namespace) -> int:
     """nki explain"""
-    if options.kind is None:
-        _list_kinds(options.json)
-        return 0
-    kind = options.kind.strip().removeprefix("NkiError[").removeprefix("NkiWarning[").rstrip("]")
+    facts = explanation(options.kind)
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    elif options.kind is None:
+        _list_kinds()
+    else:
+        lines = [facts["kind"], "", facts["meaning"]]
+        for title in ("wrong", "right"):
+            if facts[title]:
+                lines += ["", f"{title}:", ""]
+                lines += [f"    {line}".rstrip() for line in facts[title].rstrip("\n").splitlines()]
+        show_message("\n".join(lines), first="bold")
+    return 0
+
+
+def explanation(kind: str | None) -> dict[str, str]:
+    """Return the page of a kind as data; without one, the meaning of every kind."""
+    if kind is None:
+        return {name: page.meaning for name, page in PAGES.items()}
+    kind = kind.strip().removeprefix("NkiError[").removeprefix("NkiWarning[").rstrip("]")
     if kind not in PAGES:
         close = nearest(kind, PAGES)
         hint = f"; did you mean {close}?" if close else ""
         raise UsageError(f"there is no kind {kind}{hint}\n  help: nki explain lists all of them")
     page = PAGES[kind]
-    if options.json:
-        facts = {"kind": kind, "meaning": page.meaning, "wrong": page.wrong_code, "right": page.right_code}
-        print(json.dumps({**facts, "target": page.target}, indent=2))
-        return 0
-    lines = [kind, "", page.meaning]
-    for title, code in (("wrong", page.wrong_code), ("right", page.right_code)):
-        if code:
-            lines += ["", f"{title}:", ""]
-            lines += [f"    {line}".rstrip() for line in code.rstrip("\n").splitlines()]
-    show_message("\n".join(lines), first="bold")
-    return 0
+    code = {"wrong": page.wrong_code, "right": page.right_code}
+    return {"kind": kind, "meaning": page.meaning, **code, "target": page.target}
 
 
-def _list_kinds(as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({kind: page.meaning for kind, page in PAGES.items()}, indent=2))
-        return
+def _list_kinds() -> None:
     for title, pages in SECTIONS.items():
         print(title)
         for kind, page in sorted(pages.items()):

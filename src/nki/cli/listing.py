@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -14,11 +16,13 @@ from typing import TYPE_CHECKING
 from open_nki import doctor, installation
 
 from .. import plugins
+from ..errors import nearest
 from ..machine.generations import MACHINES
 from ..machine.machine import Machine
 from ..options import choose_machine
 from ..version import NKI, PACKAGE, __version__
 from .command import Command, add_json
+from .script import UsageError
 from .terminal import complain, show
 
 if TYPE_CHECKING:
@@ -29,14 +33,11 @@ NOT_FOUND = 1  # exit code of a search without a hit
 
 def command_kernels(options: argparse.Namespace) -> int:
     """nki kernels"""
-    facts = [
-        {"name": k.name, "import": k.module, "meaning": k.meaning, "page": k.page, "status": k.status}
-        for library in plugins.entry_points("nki.libraries").values()
-        for k in plugins.load(library)()
-    ]
-    if options.word:
-        word = options.word.lower()
-        facts = [f for f in facts if any(word in f[part].lower() for part in ("name", "import", "meaning"))]
+    if options.source:
+        shown = kernel_source(options.source)
+        print(json.dumps(shown, indent=2) if options.json else shown["source"], end="\n" * options.json)
+        return 0
+    facts = kernel_facts(options.word)
     if options.json:
         print(json.dumps(facts, indent=2))
     elif facts:
@@ -44,6 +45,28 @@ def command_kernels(options: argparse.Namespace) -> int:
     else:
         complain(f"nki kernels: no kernel has {options.word!r} in its name, module or meaning")
     return 0 if facts else NOT_FOUND
+
+
+def kernel_facts(word: str | None = None) -> list[dict[str, str]]:
+    """Return the kernels of the libraries; with a word, those that have it in name, module or meaning."""
+    facts = [
+        {"name": k.name, "import": k.module, "meaning": k.meaning, "page": k.page, "status": k.status}
+        for library in plugins.entry_points("nki.libraries").values()
+        for k in plugins.load(library)()
+    ]
+    word = (word or "").lower()
+    return [f for f in facts if any(word in f[part].lower() for part in ("name", "import", "meaning"))]
+
+
+def kernel_source(name: str) -> dict[str, str]:
+    """Return the module of one kernel of a library: its facts and its source."""
+    facts = {f["name"]: f for f in kernel_facts() if f["status"] == "built"}
+    if name not in facts:
+        close = nearest(name, facts)
+        hint = f"; did you mean {close}?" if close else ""
+        raise UsageError(f"there is no kernel {name}{hint}\n  help: nki kernels lists them")
+    kernel = getattr(importlib.import_module(facts[name]["import"]), name)
+    return {**facts[name], "source": inspect.getsource(importlib.import_module(kernel.__module__))}
 
 
 def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
@@ -159,6 +182,7 @@ def platform_table() -> RenderableType:
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("word", nargs="?", help="only those with this word in name, module or meaning")
+    parser.add_argument("--source", metavar="KERNEL", help="print the module of one kernel")
     add_json(parser, "list")
 
 

@@ -26,6 +26,7 @@ from ..kernel.arrays import TensorSpec
 from ..kernel.kernel import Kernel
 from ..options import choose_machine
 from ..typing import check_shapes
+from .terminal import complain, user_traceback
 
 
 class UsageError(Exception):
@@ -249,6 +250,9 @@ def run_as_main(what: list[str], is_module: bool = False) -> int:
             print(stop.code, file=sys.stderr)
             return 1
         return int(stop.code or 0)
+    except OSError as problem:  # of the script, not of the command line
+        complain(user_traceback(problem))
+        return 1
     finally:
         sys.argv, sys.path[:] = before
     return 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 DELAY = 2.0  # seconds until progress is shown
-MACHINERY = ("importlib", "contextlib", "threading")  # lies between nki and the script
+MACHINERY = ("importlib", "contextlib", "threading", "runpy")  # lies between nki and the script
 
 
 def show(shown: RenderableType) -> None:
