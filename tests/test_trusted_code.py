@@ -58,6 +58,7 @@ TRUSTED = {
     ("nki.frameworks.jax", "ctypes.memmove"): POINTER,
     ("nki.frameworks.jax", "ctypes.string_at"): POINTER,
     ("nki.frameworks.torch", "ctypes.cast"): "the address of an object that the caller holds",
+    ("nki.reference.__init__", ".read_text"): OURS,
     ("nki.ir.file", "zipfile.ZipFile"): "of a regular file; sizes are checked and nothing is extracted",
     ("nki.ir.instruction_class", "exec"): "constructors made of the names of our own annotations",
     ("nki.isa.public", "exec"): "functions made of the names of our own annotations",

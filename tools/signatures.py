@@ -19,12 +19,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nki.ir.indexing
 import nki.ir.instruction
 import nki.ir.layout
 import nki.ir.tensor
 import nki.isa
 import nki.isa.enums
+import nki.isa.virtual_register
 import nki.language
+import nki.language.dynamic_loop
+import nki.language.reductions
+import nki.machine.dtypes
 import nki.machine.engines
 import nki.machine.memories
 import nki.typing
@@ -45,8 +50,14 @@ TYPES = (
     nki.ir.tensor,
     nki.ir.instruction,
     nki.isa.enums,
+    nki.isa.virtual_register,
     nki.typing,
+    nki.machine.dtypes,
+    nki.ir.indexing,
+    nki.language.reductions,
+    nki.language.dynamic_loop,
 )
+MODULES = {"np": "numpy as np", "os": "os"}  # by what annotations call them
 
 
 def files() -> dict[Path, str]:
@@ -71,9 +82,11 @@ def text(module: types.ModuleType) -> str:
             bodies.append(f"{name}: {type(value).__name__}\n")
         else:
             imports.update(_types(function))
+            if "contextmanager" in _function(name, value, function):
+                imports.add(("contextlib", "contextmanager"))
             bodies.append(_function(name, value, function))
     imports -= {(home, n) for home, n in imports if (home, f"{n} as {n}") in imports}
-    lines = [f"from {home} import {name}" for home, name in sorted(imports)]
+    lines = [f"from {home} import {name}" if home else f"import {name}" for home, name in sorted(imports)]
     first = (inspect.getdoc(module) or "").splitlines()[0]
     return HEAD.format(first=first) + "\n".join([*lines, "", *bodies])
 
@@ -82,18 +95,23 @@ def _types(function: Any) -> Iterator[tuple[str, str]]:
     """Yield module and name of every type in the signature of a function."""
     signature = inspect.signature(function)
     for annotation in (signature.return_annotation, *(p.annotation for p in signature.parameters.values())):
-        for name in re.findall(r"[A-Za-z_]\w*", annotation):
-            if not hasattr(builtins, name):
+        for name in re.findall(r"[A-Za-z_][\w.]*", annotation):
+            if "." in name:
+                yield "", MODULES[name.partition(".")[0]]
+            elif not hasattr(builtins, name):
                 yield next(home.__name__ for home in TYPES if hasattr(home, name)), name
 
 
 def _is_written(value: Any, name: str) -> bool:
-    """Whether a static reader finds it: a class or a function with a `def`, under its own name."""
+    """Whether a static reader finds it with its text: a class, or a function whose text is in its `def`."""
     home = sys.modules.get(getattr(value, "__module__", None) or "")
     if not isinstance(value, (types.FunctionType, type)) or getattr(home, name, None) is not value:
         return False
-    code = getattr(inspect.unwrap(value), "__code__", None)
-    return code is None or code.co_filename == home.__file__
+    if isinstance(value, type):
+        return True
+    return inspect.unwrap(value).__code__.co_filename == home.__file__ and "\nExample:" not in (
+        value.__doc__ or ""
+    )
 
 
 def _can_be_called(value: Any) -> bool:
@@ -106,7 +124,9 @@ def _function(name: str, value: Any, function: Any) -> str:
     document = "\n".join([lines[0], *(f"    {line}".rstrip() for line in lines[1:])])
     document += "\n    " if len(lines) > 1 else ""
     result = inspect.signature(function).return_annotation
-    return f'def {name}({listed}) -> {result}:\n    """{document}"""\n'
+    text = f'def {name}({listed}) -> {result}:\n    """{document}"""\n'
+    is_block = getattr(function, "__wrapped__", None) and result.startswith("Iterator")
+    return f"@contextmanager\n{text}" if is_block else text
 
 
 def _parameter(parameter: inspect.Parameter) -> str:

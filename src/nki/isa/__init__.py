@@ -6,6 +6,7 @@ from inspect import ismodule as _is_module
 from ..errors import NkiValidationError
 from ..errors import missing_name as _missing_name
 from ..ir.instruction import NkiInstruction
+from ..reference import document as _document
 from . import constants
 from .affine import affine_select, iota
 from .computing_dma import dma_compute
@@ -68,6 +69,7 @@ __all__ = sorted(
     for name, value in globals().items()
     if name[0] != "_" and (name == "constants" or not _is_module(value))
 )
+_document(globals())
 
 
 def __dir__():

@@ -8,6 +8,7 @@ from ..errors import missing_name as _missing_name
 from ..ir.tensor import NkiTensor
 from ..machine.dtypes import DType
 from ..machine.operators import OPERATORS as _OPERATORS
+from ..reference import document as _document
 from . import elementwise as _elementwise
 from . import partitions as _partitions
 from .buffers import (
@@ -72,6 +73,7 @@ __all__ = sorted(
     for name, value in globals().items()
     if not name.startswith("_") and name not in _LEGACY and not isinstance(value, type(_builtins))
 )
+_document(globals())
 
 
 def __dir__():

@@ -1,0 +1,30 @@
+"""The texts of public names: Markdown files in a folder per package, a section for each name.
+
+The first lines of a text are the docstring in the code; the section has parameters, operation, example and
+facts. `help`, the stubs that editors read and the site show the same text. `make docs` writes the outputs of
+the examples and the facts (tools/texts.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_HEADING = re.compile(r"^## (\w+)\n", re.MULTILINE)
+
+
+def sections(file: Path) -> dict[str, str]:
+    """Return the text of each name in a file."""
+    _, *parts = _HEADING.split(file.read_text(encoding="utf-8"))
+    return {name: text.strip("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def document(package: Mapping[str, Any]) -> None:
+    """Add the texts of the names in a package, given by its globals, to their docstrings."""
+    for file in (Path(__file__).parent / package["__name__"].rpartition(".")[2]).glob("*.md"):
+        for name, text in sections(file).items():
+            summary = inspect.cleandoc(package[name].__doc__ or "")
+            package[name].__doc__ = f"{summary}\n\n{text}\n"
