@@ -19,6 +19,7 @@ from . import (
     caching,
     checking,
     completion,
+    debugging,
     explaining,
     listing,
     profiling,
@@ -130,7 +131,7 @@ def command_completion(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     *(profiling.PROFILE, tracing.TRACE, tracing.PLAN, tracing.SHOW, profiling.COMPARE),
-    *(advising.COMMAND, checking.COMMAND),
+    *(advising.COMMAND, checking.COMMAND, debugging.COMMAND),
     *(tuning.COMMAND, explaining.COMMAND, caching.COMMAND),
     Command(
         "completion",

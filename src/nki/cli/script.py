@@ -19,6 +19,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import plugins
 from ..errors import NkiError, nearest
 from ..files import read_bytes
@@ -423,3 +425,12 @@ def call_of(
         values, lnc = case.values, lnc or case.lnc
     kernel = launched(kernel, lnc)
     return kernel, bind(kernel, values)
+
+
+def filled(values: Mapping[str, object]) -> dict[str, Any]:
+    """Put random arrays in place of described tensors."""
+    random = np.random.default_rng(0)
+    return {
+        name: random.standard_normal(v.shape).astype(np.dtype(v.dtype)) if isinstance(v, TensorSpec) else v
+        for name, v in values.items()
+    }

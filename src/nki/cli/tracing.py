@@ -5,15 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ..backends.fused.describing import describe, lines
 from ..ir.program import Program
-from ..kernel.arrays import TensorSpec
 from . import script
 from .command import Command, add_kernel
 from .settings import settings
@@ -91,7 +86,7 @@ def command_show(options: argparse.Namespace) -> int:
     with Stages() as stage, settings(options), script.kernel_at(options.kernel, stage) as kernel:
         kernel, bound = script.call_of(kernel, values, options.lnc)
         if options.values:
-            bound.arguments.update(filled(bound.arguments))
+            bound.arguments.update(script.filled(bound.arguments))
         stage(f"{'running' if options.values else 'tracing'} {kernel.__name__}")
         from ..kernel.show import show as steps_of
 
@@ -100,15 +95,6 @@ def command_show(options: argparse.Namespace) -> int:
         Path(file).write_text(steps.html(), encoding="utf-8")
     print(f"wrote {file}: {steps.count:,} steps", file=sys.stderr)
     return 0
-
-
-def filled(values: Mapping[str, object]) -> dict[str, Any]:
-    """Put random arrays in place of described tensors."""
-    random = np.random.default_rng(0)
-    return {
-        name: random.standard_normal(v.shape).astype(np.dtype(v.dtype)) if isinstance(v, TensorSpec) else v
-        for name, v in values.items()
-    }
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:

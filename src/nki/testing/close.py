@@ -87,11 +87,11 @@ def assert_close(
     float64 arrays. The length of the sums is `terms`, or follows from the shapes (`sum_length`).
     Several results are compared one by one. Integers must be equal.
     """
-    given = [np.asarray(_numpy(value)) for value in _arrays(list(inputs))]
+    given = [np.asarray(as_numpy(value)) for value in arrays_of(list(inputs))]
     if callable(reference):
-        reference = reference(*(_as_float64(value) for value in inputs))
-    results = [_numpy(value) for value in _arrays(kernel_result)]
-    wanted = [_numpy(value) for value in _arrays(reference)]
+        reference = reference(*(as_float64(value) for value in inputs))
+    results = [as_numpy(value) for value in arrays_of(kernel_result)]
+    wanted = [as_numpy(value) for value in arrays_of(reference)]
     assert len(results) == len(wanted), f"{len(results)} results, the reference has {len(wanted)}"
     for number, (got, expected) in enumerate(zip(results, wanted, strict=True)):
         length = terms or sum_length(got.shape, [value.shape for value in given])
@@ -107,22 +107,31 @@ def _compare(
         wrong = got != expected
         assert not wrong.any(), f"{label}{_where(got, expected, wrong)}; integers must be equal"
         return
+    wrong, allowed, largest = wrong_elements(got, expected, terms, through)
+    assert not wrong.any(), (
+        f"{label}{_where(got, expected, wrong)}\n"
+        f"  allowed: {allowed.relative:.3g} x |reference| + {allowed.absolute:.3g} x {largest:.6g} "
+        f"for {got.dtype} and sums of {terms} terms"
+    )
+
+
+def wrong_elements(
+    got: np.ndarray, expected: np.ndarray, terms: int, through: DTypeLike | None
+) -> tuple[np.ndarray, Tolerance, float]:
+    """Return which elements are off by more than allowed, what is allowed, and the largest expected value."""
+    if got.dtype.kind in "iub":
+        return got != expected, Tolerance(0.0, 0.0), 0.0
     exact, values = expected.astype(np.float64), got.astype(np.float64)
     allowed = tolerance(got.dtype, terms, through)
     finite = np.isfinite(exact)
-    largest = np.abs(exact[finite]).max() if finite.any() else 0.0
+    largest = float(np.abs(exact[finite]).max()) if finite.any() else 0.0
     with np.errstate(invalid="ignore"):
         limit = allowed.relative * np.abs(exact) + allowed.absolute * largest
         limit = np.maximum(limit, _smallest(got.dtype))
         off = np.abs(values - exact)
         wrong = np.where(finite, ~(off <= limit), ~((values == exact) | (np.isnan(values) & np.isnan(exact))))
     overflow = finite & np.isinf(values) & (np.abs(exact) > _largest(got.dtype))
-    wrong &= ~overflow
-    assert not wrong.any(), (
-        f"{label}{_where(got, expected, wrong)}\n"
-        f"  allowed: {allowed.relative:.3g} x |reference| + {allowed.absolute:.3g} x {largest:.6g} "
-        f"for {got.dtype} and sums of {terms} terms"
-    )
+    return wrong & ~overflow, allowed, largest
 
 
 def _where(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray) -> str:
@@ -153,11 +162,11 @@ def _name(dtype: DTypeLike) -> str:
 # ---- arrays of any framework ---------------------------------------------------------------------
 
 
-def _arrays(tree: object) -> list[Array]:
+def arrays_of(tree: object) -> list[Array]:
     return [leaf for leaf in flatten(tree, is_array) if is_array(leaf)]
 
 
-def _numpy(value: Any) -> np.ndarray:
+def as_numpy(value: Any) -> np.ndarray:
     """Return an array of NumPy, PyTorch or JAX as a NumPy array, in a dtype that NumPy knows."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -168,8 +177,8 @@ def _numpy(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _as_float64(value: object) -> object:
+def as_float64(value: object) -> object:
     if not is_array(value):
         return value
-    array = _numpy(value)
+    array = as_numpy(value)
     return array if array.dtype.kind in "iub" else array.astype(np.float64)
