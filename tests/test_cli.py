@@ -497,14 +497,22 @@ def test_kernels_lists_the_library(run):
     lines = out.splitlines()
     assert code == 0 and max(map(len, lines)) <= 100 and "\u2026" not in out
     place = lines.index(" nkilib.core.rmsnorm.rmsnorm_quant")
-    assert re.match(r"   rmsnorm_quant_kernel +RMSNorm of every row, .* built", lines[place + 1])
+    assert re.match(r"   rmsnorm_quant_kernel +RMSNorm of every row, .* 2.27", lines[place + 1])
+
+
+def test_kernels_are_found_by_synonyms_and_their_import_lines_can_be_copied(run):
+    for word, name in (("flash", "attention_cte"), ("sdpa", "attention_tkg"), ("layernorm", "mlp")):
+        assert name in {kernel["name"] for kernel in json.loads(run("kernels", word, "--json")[1])}
+    _, out, _ = run("kernels", "embedding lookup")
+    assert "\nfrom nkilib.experimental.misc import gather\n" in out and "gather_bwd" in out and "2.31" in out
 
 
 def test_kernels_as_json_has_every_page(run):
     code, out, _ = run("kernels", "--json")
     listed = json.loads(out)
-    assert code == 0 and {kernel["page"] for kernel in listed} == {f"L{n:02}" for n in range(1, 47)}
-    assert all(set(kernel) == {"name", "import", "meaning", "page", "status"} for kernel in listed)
+    assert code == 0 and {kernel["page"] for kernel in listed} >= {f"L{n:02}" for n in range(1, 47)}
+    facts = {"name", "import", "line", "meaning", "page", "status", "release", "backward", "also"}
+    assert all(set(kernel) == facts for kernel in listed)
     assert {kernel["status"] for kernel in listed} <= {"built", "not yet"}
 
 

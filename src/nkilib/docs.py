@@ -10,6 +10,7 @@ from pathlib import Path
 from nkilib.catalogue import CatalogueEntry, kernels
 
 PAGE = Path("docs/library.md")
+HEADINGS = ("kernel", "import from", "meaning", "since", "backward")
 
 _INTRODUCTION = """\
 # Kernel library
@@ -51,13 +52,12 @@ def page() -> str:
 
 def _section(title: str, chosen: list[CatalogueEntry], prefix: str) -> str:
     rows = [_row(kernel) for kernel in chosen if kernel.module.startswith(prefix)]
-    return "\n".join(
-        [f"## {title}\n", _line(["kernel", "import from", "meaning"]), _line(["---"] * 3), *rows, ""]
-    )
+    return "\n".join([f"## {title}\n", _line(HEADINGS), _line(["---"] * len(HEADINGS)), *rows, ""])
 
 
 def _row(kernel: CatalogueEntry) -> str:
-    return _line([f"`{kernel.name}`", f"`{kernel.module}`", kernel.meaning])
+    backward = f"`{kernel.backward}`" if kernel.backward else ""
+    return _line([f"`{kernel.name}`", f"`{kernel.module}`", kernel.meaning, kernel.release, backward])
 
 
 def _line(cells: Iterable[str]) -> str:

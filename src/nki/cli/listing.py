@@ -28,6 +28,7 @@ from .terminal import complain, show
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+SEARCHED = ("name", "import", "meaning", "also")
 NOT_FOUND = 1  # exit code of a search without a hit
 
 
@@ -42,20 +43,23 @@ def command_kernels(options: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
     elif facts:
         show(kernel_table(facts))
+        if options.word:
+            print("\n".join(fact["line"] for fact in facts if fact["status"] == "built"))
     else:
-        complain(f"nki kernels: no kernel has {options.word!r} in its name, module or meaning")
+        complain(f"nki kernels: no kernel has {options.word!r} in its name, module, meaning or synonyms")
     return 0 if facts else NOT_FOUND
 
 
 def kernel_facts(word: str | None = None) -> list[dict[str, str]]:
-    """Return the kernels of the libraries; with a word, those that have it in name, module or meaning."""
+    """Return the kernels of the libraries; with a word, those that have it in name, module, meaning or synonyms."""
     facts = [
-        {"name": k.name, "import": k.module, "meaning": k.meaning, "page": k.page, "status": k.status}
+        {"name": k.name, "import": k.module, "line": f"from {k.module} import {k.name}", "meaning": k.meaning}
+        | {"page": k.page, "status": k.status, "release": k.release, "backward": k.backward, "also": k.also}
         for library in plugins.entry_points("nki.libraries").values()
         for k in plugins.load(library)()
     ]
     word = (word or "").lower()
-    return [f for f in facts if any(word in f[part].lower() for part in ("name", "import", "meaning"))]
+    return [f for f in facts if any(word in f[part].lower() for part in SEARCHED)]
 
 
 def kernel_source(name: str) -> dict[str, str]:
@@ -73,23 +77,24 @@ def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
     """List the kernels below their modules; a repeated meaning is left out."""
     from ..report.text import ruled
 
-    table = ruled("import from, kernel", "meaning", "status")
+    table = ruled("import from, kernel", "meaning", "since", "backward")
     module = meaning = ""
     for fact in facts:
         if fact["import"] != module:
-            table.add_row(wrapped(fact["import"], ".", 42))
+            table.add_row(wrapped(fact["import"], "._", 33))
             module, meaning = fact["import"], ""
-        table.add_row(
-            f"  {fact['name']}", "" if fact["meaning"] == meaning else fact["meaning"], fact["status"]
-        )
+        since = fact["release"] if fact["status"] == "built" else fact["status"]
+        described = "" if fact["meaning"] == meaning else fact["meaning"]
+        name = "  " + wrapped(fact["name"], "_", 29).replace("\n", "\n  ")
+        table.add_row(name, described, since, wrapped(fact["backward"], "_", 16))
         meaning = fact["meaning"]
     return table
 
 
-def wrapped(name: str, separator: str, width: int) -> str:
+def wrapped(name: str, separators: str, width: int) -> str:
     """Break a long name into lines, after separators."""
     lines = [""]
-    for part in re.split(f"(?<={re.escape(separator)})", name):
+    for part in re.split(f"(?<=[{re.escape(separators)}])", name):
         if lines[-1] and len(lines[-1] + part) > width:
             lines.append("")
         lines[-1] += part
