@@ -51,7 +51,7 @@ def command_kernels(options: argparse.Namespace) -> int:
 
 
 def kernel_facts(word: str | None = None) -> list[dict[str, str]]:
-    """Return the kernels of the libraries; with a word, those that have it in name, module, meaning or synonyms."""
+    """Return the kernels of the libraries; with a word, those that have it in a fact that is searched."""
     facts = [
         {"name": k.name, "import": k.module, "line": f"from {k.module} import {k.name}", "meaning": k.meaning}
         | {"page": k.page, "status": k.status, "release": k.release, "backward": k.backward, "also": k.also}
