@@ -35,7 +35,7 @@ def figures():
 
 
 def test_the_ratio_is_that_of_the_bound_to_the_modelled_time(figures):
-    rate = 16 * 24.5  # GB/s of the DMA engines of a core
+    rate = 16 * 23.9  # GB/s of the DMA engines of a core
     assert figures.bound == "memory" and figures.bound_us == pytest.approx(SMALL.hbm_bytes / rate / 1e3)
     assert figures.ratio == figures.bound_us / figures.modelled_us < 1
     assert 0 < figures.sbuf_peak_bytes < 2**21 and figures.spill_bytes == 0

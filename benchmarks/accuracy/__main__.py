@@ -3,6 +3,7 @@
 python -m benchmarks.accuracy            print the page
 python -m benchmarks.accuracy --quick    only what takes seconds
 python -m benchmarks.accuracy --short    without what takes minutes
+python -m benchmarks.accuracy --facts    only the single facts that others measured
 python -m benchmarks.accuracy --write    write docs/accuracy.md
 """
 
@@ -18,6 +19,7 @@ from nki.machine.machine import ASSUMPTIONS
 from nki.machine.ranges import ends
 from nki.timing.compiler.stage import TRANSFORMATIONS
 
+from . import facts
 from .cases import Case, cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
@@ -161,8 +163,12 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="only what takes seconds")
     parser.add_argument("--short", action="store_true", help="without what takes minutes")
+    parser.add_argument("--facts", action="store_true", help="only the single facts that others measured")
     parser.add_argument("--write", action="store_true", help="write docs/accuracy.md")
     options = parser.parse_args()
+    if options.facts:
+        print(facts.table())
+        return
     wanted = [case for case in cases() if case.quick or not options.quick]
     wanted = [case for case in wanted if not (options.short and case.long)]
     text = page(wanted, lambda what: print(f"  {what}", file=sys.stderr))

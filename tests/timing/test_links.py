@@ -8,8 +8,9 @@ import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
-from nki.machine.generations import TRN2
+from nki.machine.generations import TRN1, TRN2
 from nki.timing.dma_transfer import RANKS
+from nki.timing.links import launch_ms
 from support import target
 
 MIB = 1 << 20
@@ -68,18 +69,18 @@ def test_the_link_carries_what_the_others_send():
 
 
 def test_small_exchanges_take_one_hop_and_larger_ones_a_logarithm():
-    hop = TRN2.collective_chip_hop_ns
-    assert wire(8, 64 << 10).latency_ns == hop  # 512 KiB in all: a mesh
-    assert wire(8, MIB).latency_ns == 3 * hop  # recursive halving
-    assert wire(8, 16 * MIB).latency_ns == 4 * hop  # KangaRing
+    start, hop = TRN2.collective_start_ns, TRN2.collective_chip_hop_ns
+    assert wire(8, 64 << 10).latency_ns == start + hop  # 512 KiB in all: a mesh
+    assert wire(8, MIB).latency_ns == start + 3 * hop  # recursive halving
+    assert wire(8, 16 * MIB).latency_ns == start + 4 * hop  # KangaRing
 
 
 def test_chips_and_nodes_are_farther():
-    pair = 64 << 10
-    assert wire(2, pair).latency_ns == TRN2.collective_chip_hop_ns
-    assert wire(16, pair, groups=((0, 15),)).latency_ns == TRN2.collective_hop_ns
+    pair, start = 64 << 10, TRN2.collective_start_ns
+    assert wire(2, pair).latency_ns == start + TRN2.collective_chip_hop_ns
+    assert wire(16, pair, groups=((0, 15),)).latency_ns == start + TRN2.collective_hop_ns
     far = wire(256, pair, groups=((0, 200),))
-    assert far.latency_ns == TRN2.internode_hop_ns
+    assert far.latency_ns == start + TRN2.internode_hop_ns
     assert far.busy_ns == pytest.approx(pair / 3.125)
     assert wire(256, pair, cores=2, groups=((0, 200),)).busy_ns == pytest.approx(pair / 6.25)
 
@@ -150,3 +151,9 @@ def test_a_bank_goes_to_the_next_of_the_program_as_soon_as_it_is_the_next():
     x = nki.TensorSpec((1, 1, 1024, 128), "bfloat16")
     world = nki.profile(ring_attention_spmd_fwd, ranks=4)(x, x, x, num_workers=4, tp_q=True, tp_k=True)
     assert 50 < world.total_us < 200
+
+
+def test_the_host_pays_for_ranks_that_exchange_data_once_per_execution():
+    assert launch_ms(TRN1, 1) == launch_ms(TRN1, 2) == TRN1.launch_ms
+    assert [round(launch_ms(TRN1, ranks), 2) for ranks in (8, 16, 32)] == [2.43, 3.76, 5.08]
+    assert "the host's launch takes about 1 ms" in str(world(gathers, 4, spec(MIB), everyone(4)))

@@ -33,12 +33,12 @@ def wire(
     else:
         hop, gbs, rests = machine.internode_hop_ns, machine.efa_gbs_per_core * cores, NODES
     hops = rounds * steps(len(groups[0]), nbytes) if rounds else 1
-    return Wire(hops * hop, sent / gbs, rests)
+    return Wire(machine.collective_start_ns + hops * hop, sent / gbs, rests)
 
 
-CHIP = ("collective_chip_hop_ns", "collective_link_gbs")
-NODE = ("collective_hop_ns", "collective_link_gbs")
-NODES = ("internode_hop_ns", "efa_gbs_per_core")
+CHIP = ("collective_start_ns", "collective_chip_hop_ns", "collective_link_gbs")
+NODE = ("collective_start_ns", "collective_hop_ns", "collective_link_gbs")
+NODES = ("collective_start_ns", "internode_hop_ns", "efa_gbs_per_core")
 
 
 def steps(ranks: int, nbytes: float) -> int:

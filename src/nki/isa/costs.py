@@ -7,6 +7,7 @@ from typing import ClassVar
 from ..ir.instruction import Instruction, InstructionCost
 from ..ir.view import View
 from ..machine.machine import Machine
+from ..machine.memories import SBUF
 from .enums import VECTOR
 
 
@@ -30,10 +31,13 @@ def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float =
 
 
 def access_gap(ins: Instruction, m: Machine) -> float:
-    """Cycles of VectorE that starting to read each input tile takes (spec/machine.md 3)."""
-    operands = ins.operands()
-    read = (operands[i] for i in ins.read_at)
-    return m.vector_access_cycles * sum(isinstance(v, View) and v.free_elements > 1 for v in read)
+    """Cycles of VectorE that starting to read its tiles takes (spec/machine.md 3).
+
+    Two tiles of SBUF share its port: they start, as they stream, at half rate.
+    """
+    read = (ins.operands()[i] for i in ins.read_at)
+    tiles = sum(isinstance(v, View) and v.free_elements > 1 and v.buffer is SBUF for v in read)
+    return m.vector_access_cycles * tiles * tiles
 
 
 def gpsimd_cost(m: Machine, field: str, n: int) -> InstructionCost:

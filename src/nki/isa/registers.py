@@ -72,6 +72,7 @@ class RegisterLoad(RegisterInstruction):
     """Signed integers sign-extend, unsigned ones zero-extend; a float32 keeps its value."""
 
     public = "register_load"
+    cost_formula = "register_load_ns"
 
     dst: RegisterOut
     src: In
@@ -89,6 +90,9 @@ class RegisterLoad(RegisterInstruction):
     def compute(self, src: np.ndarray) -> None:
         value = src.reshape(-1)[0]
         self.dst.set(float(value) if src.dtype.kind == "f" else int(value))
+
+    def cost(self, machine: Machine) -> InstructionCost:
+        return InstructionCost(0, machine.register_load_ns, ("register_load_ns",))
 
 
 def check_element(ins: Instruction, name: str) -> None:

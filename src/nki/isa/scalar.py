@@ -112,7 +112,7 @@ class ActivationInstruction(ReducingInstruction):
         )
 
     def cost(self, m: Machine) -> InstructionCost:
-        rests_on = ["scalar_activation"]
+        rests_on = ["scalar_activation", "scalar_access_cycles"]
         cycles, shortest = m.scalar_activation * self.data.free_elements, float(m.min_ii_cycles)
         fix = m.fix_activation_ns
         if self.op is COPY:
@@ -122,10 +122,12 @@ class ActivationInstruction(ReducingInstruction):
             cycles += m.accumulator_read_ns * m.scalar_ghz
             shortest += m.accumulator_read_ns * m.scalar_ghz
             fix = m.fix_accumulator_read_ns
-        tiles = sum(isinstance(getattr(self, name), View) for name in self.columns)
+        # a bias is read by its address in any case: its time is part of the fixed one
+        tiles = sum(isinstance(getattr(self, name), View) for name in self.columns if name != "bias")
         if tiles:
             rests_on.append("scalar_operand_ns")
-        return InstructionCost(cycles, fix + tiles * m.scalar_operand_ns, tuple(rests_on), shortest)
+        fix += tiles * m.scalar_operand_ns
+        return InstructionCost(cycles, fix, tuple(rests_on), shortest, m.scalar_access_cycles)
 
 
 def _check_column(ins: Instruction, name: str) -> None:

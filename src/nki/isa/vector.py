@@ -261,7 +261,11 @@ class TensorScalar(Instruction):
 
     def cost(self, m: Machine) -> InstructionCost:
         if self.runs_on is not GPSIMD:
-            return copy_cost(self, m, self.dst, self.data)
+            found = copy_cost(self, m, self.dst, self.data)
+            columns = sum(isinstance(operand, View) for operand in (self.operand0, self.operand1))
+            field = "scalar_operand_ns" if self.runs_on is SCALAR else "vector_operand_ns"
+            fix = found.fix_ns + columns * getattr(m, field)
+            return found._replace(fix_ns=fix, rests_on=(*found.rests_on, field)) if columns else found
         rsqrt = any(op.name == "rsqrt" for op in self._operators())
         return gpsimd_cost(
             m, "gpsimd_rsqrt_factor" if rsqrt else "gpsimd_two_inputs", self.data.free_elements

@@ -116,18 +116,22 @@ class Machine:
     dynamic_min_ii_cycles: int = 600  # 6.2 [D] the same when a register gives the address
     fix_tensor_ns: float = each(142.0, 203.0)  # 4 [T] isolated matmul until its result is readable
     tensor_drain_ns: float = each(142.0, 170.0)  # 5.3 [S] what a matmul's bar shows beyond its II in a stream
-    fix_vector_ns: float = each(130.0, 156.0, 156 * 0.96 / 1.2)  # 4 [T] all but memset: 152-161
+    # trn1: 163 from 0.62 us of 512 elements (kiln), at most 145 from a mean of 161 ns (GatedDeltaNet)
+    fix_vector_ns: float = each(145.0, 156.0, 156 * 0.96 / 1.2)  # 4 [T] all but memset: 152-161
     fix_memset_ns: float = each(58 * 0.96 / 1.12, 58.0, 58 * 0.96 / 1.2)  # 4 [T]
     fix_activation_ns: float = each(158.0, 293.0)  # 4 [T] activation, SBUF to SBUF
     fix_scalar_copy_ns: float = each(158.0, 190.0)  # 4 [T] ScalarE copy, SBUF to SBUF
     fix_scalar_psum_copy_ns: float = each(158.0, 167.0)  # 4 [T] ScalarE copy, PSUM to SBUF: 160-174
     fix_accumulator_read_ns: float = each(158.0, 94.0)  # 4 [T] ActReadAccumulator: done 279 - II 185
     fix_gpsimd_ns: float = each(52 * 1.2 / 1.4, 52.0)  # 4 [T] affine_select: 177 ns - the 150 cycles of II
-    scalar_operand_ns: float = each(0.0, 90.0)  # 4 [T] per [P,1] scale or bias tile an activation reads
+    scalar_operand_ns: float = each(0.0, 90.0)  # 4 [T] a [P,1] scale tile that an activation reads
+    # TENSOR_SCALAR by a pointer in the traces: 481 ns of 512 float32 elements, 348 of 128
+    vector_operand_ns: float = each(0.0, 95.0)  # 4 [T] a [P,1] operand that VectorE reads
 
     # --- VectorE: cycles per element
-    # "approximately 60 cycles on NeuronCore-v2"; the Mamba profiles show 50 to 90. Hidden from trn2 on.
-    vector_access_cycles: float = each(60.0, 0.0)  # 3 [D] per input tile, before the next instruction
+    # "approximately 60 cycles on NeuronCore-v2"; the Mamba profiles show 50 to 90. Kiln's probe: 38 for a
+    # tensor_scalar, 166 (four times 41.5) for tensor_tensor with both tiles in SBUF, 11 with one in PSUM.
+    vector_access_cycles: float = each(39.5, 0.0)  # 3 [T] before the next instruction; hidden from trn2 on
     vector_one_input: float = 1.0  # 6.1 [D]
     vector_two_inputs: float = each(2.0, 1.0)  # 6.1 [D] tensor_tensor, both in SBUF
     vector_two_inputs_psum: float = 1.0  # 6.1 [D] one of them in PSUM
@@ -166,6 +170,7 @@ class Machine:
 
     # --- ScalarE
     scalar_activation: float = 1.0  # 7 [D] cycles per element, any function
+    scalar_access_cycles: float = each(33.0, 0.0)  # 7 [T] before the next one: 64 of 64 in 4.43 us (kiln)
     scalar_copy_narrow: float = each(1.0, 1.0, 0.5)  # 7 [D] copy, tensor_scalar of 16- and 8-bit elements
     scalar_has_tensor_copy: bool = each(False, True)  # 7 [D]
     scalar_tensor_scalar: str = each("none", "multiply-add", "all")  # 7 [D] operators of tensor_scalar
@@ -192,11 +197,12 @@ class Machine:
     dma_priorities: int = each(1, 1, 4)  # 1 [D] QoS classes; 1: plain round robin
     dma_peak_gbs: float = each(272.0, 368.0, 528.0)  # 9.2 [D] all engines of the core, practical
     dma_profiler_gbs: float = each(435.0, 435.0, 614.0)  # 9.2 [D] 16 x theory: the profiler's denominator
-    dma_descriptor_ns: float = 9.0  # 9.2 [X] one descriptor on one engine: this ...
-    # 18.1 as seen (performance guide, figure 30), the bandwidth guide says 17; 24.5 from packet times of the
-    # optimisation guide, the bandwidth guide says 23; 33 is the bandwidth guide's, no transfer is published
-    dma_bytes_per_ns: float = each(18.1, 24.5, 33.0)  # 9.2 [X] ... + bytes / this
-    dma_min_descriptor_ns: float = 10.0  # 9.2 [U]
+    dma_descriptor_ns: float = each(21.0, 7.0)  # 9.2 [T] one descriptor on one engine: this ...
+    # trn1: streams of 270 to 275 GB/s, and 160 GB/s in runs of 512 B (kiln's notes). trn2: mean packets of
+    # eight traces (kernel-fusion reports) and the packet times of the optimisation guide. trn3: that of the
+    # bandwidth guide, as no transfer is published; it says 17 and 23 for trn1 and trn2.
+    dma_bytes_per_ns: float = each(17.1, 23.9, 33.0)  # 9.2 [T] ... + bytes / this
+    dma_min_descriptor_ns: float = 8.0  # 9.2 [T] 4 bytes: 7 to 9 ns in the traces
     dma_semaphore_ns: float = 7.0  # 9.2 [S] the 4-byte completion descriptor
     dma_efficient_bytes: int = 2 * KIB  # 9.5 [D] advised per partition, at least
     dma_saturating_bytes: int = 4 * KIB  # 9.5 [D] per partition
@@ -204,9 +210,13 @@ class Machine:
     # --- DMA: issue
     has_hwdge: bool = each(False, True)  # 1 [D] descriptors generated in hardware
     hwdge_units: int = each(0, 2)  # 1 [D]
-    hwdge_ns: float = 600.0  # 9.3 [D] sequencer and unit held per dma instruction
+    hwdge_ns: float = 575.0  # 9.3 [T] sequencer and unit held per dma instruction: 562 to 606 in the traces
     swdge_instruction_ns: float = 8.0  # 9.3 [S] GpSimdE held per trigger (31 in [T])
     swdge_spacing_ns: float = 600.0  # 9.3 [X] between consecutive triggers
+    # 1 us: offset, address and trigger on GpSimdE's sequencer (kiln's notes); 15 ns per row of a gather,
+    # and 13 for rows of 256 B at 20 GB/s
+    dma_address_ns: float = 1000.0  # 9.3 [T] trigger held, at least, where the address is read at run time
+    swdge_descriptor_ns: float = 14.0  # 9.3 [T] and per row of a gather or scatter
     static_trigger_ns: float = 60.0  # 9.3 [U] sequencer held per static DMA
     dma_default_mode: str = each("static", "software")  # 9.3 [U] what dge_mode.unknown means
 
@@ -236,20 +246,30 @@ class Machine:
 
     # --- sequencers, semaphores, control
     same_engine_gap_ns: float = each(30.0, 13.0)  # 10 [T] producer to consumer on one engine
-    semaphore_ns: float = 50.0  # 10 [U] compute to compute across engines
+    semaphore_ns: float = 60.0  # 10 [T] compute to compute across engines: TensorE 67, VectorE 54
     compute_to_dma_ns: float = 50.0  # 10 [U] compute done to DMA trigger
     semaphore_wait_ns: float = 9.0  # 10 [S] the wait instruction, once satisfied
     register_ns: float = 50.0  # 10 [U] scalar ALU, branch
     register_move_ns: float = 68.0  # 10 [T]
-    dynamic_loop_ns: float = 2000.0  # 10 [U] rendezvous of the engines, per iteration
+    register_load_ns: float = 680.0  # 10 [T] TENSOR_LOAD of one element: 520 to 1,070 in the traces
+    # 64 iterations took 96 us longer than the same work written out (kiln's notes)
+    dynamic_loop_ns: float = 1400.0  # 10 [T] rendezvous of the engines, per iteration
     # 22 us: 17 before the first and 5 after the last VectorE work
     kernel_overhead_ns: float = each(22_000.0, 9_400.0)  # 10 [T] fixed, per run on the device
+
+    # --- the host: not part of the time of a run on the device (kiln's notes)
+    launch_ms: float = each(0.137, 0.12)  # 10 [T] a null graph: 0.10 to 0.14 on trn1, 0.086 to 0.154 on trn2
+    # 2.45, 3.76 and 5.10 ms at 8, 16 and 32 ranks; trn2: 1.04 to 2.97 ms at 4 to 64
+    collective_launch_ms: tuple[float, float] = each((-1.54, 1.325), (0.06, 0.49))  # 11 [T] and per doubling
 
     # --- several cores
     core_barrier_ns: float = 1000.0  # 8 [U]
     collective_hop_ns: float = 1500.0  # 11 [U] the documents say 1-2 us
     collective_chip_hop_ns: float = 1000.0  # 11 [U] between ranks of one chip: the lower end of 1-2 us
-    collective_link_gbs: float = 100.0  # 11 [U] per pair of ranks
+    # chains of all-reduces over 32 ranks (kiln's notes): 32 to 128 KB 10 us each; 12 of 8, 16 and 32 MB 4.62,
+    # 8.62 and 16.80 ms
+    collective_start_ns: float = 4000.0  # 11 [T] once per collective
+    collective_link_gbs: float = each(46.5, 100.0)  # 11 [T] per pair of ranks
     devices_per_node: int = 16  # 11 [U] chips that reach each other without a network
     internode_hop_ns: float = 15000.0  # 11 [D] point to point between nodes
     efa_gbs_per_core: float = 3.125  # 11 [D] 25 Gb/s per core, 50 Gb/s per rank of two

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..ir.transfer_instruction import TransferInstruction
 from ..markup import escape, frame, policy
+from ..timing.links import launch_ms
 from .figures import Figures
 from .html import page as page_of_rank
 from .html import script
@@ -51,6 +52,8 @@ def summary(world: Any) -> str:
             f"{who:<8}{row['start_us']:>10,.1f}{row['total_us']:>10,.1f}{row['communication_us']:>11,.1f}"
             f"{row['exposed_us']:>12,.1f}{row['hidden_percent']:>6.0f} %{row['waiting_us']:>12,.1f}"
         )
+    launch = launch_ms(machine, len(world.ranks))
+    lines += ["", f"beside these times, the host's launch takes about {launch:.2g} ms per execution"]
     rests = sorted({name for row in _assumed(world) for name in row})
     if rests:
         lines += ["", "assumed of the links:"]

@@ -6,6 +6,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..ir.descriptors import kind
 from ..ir.instruction import State
 from ..ir.storage import Storage
 from ..machine.machine import Machine
@@ -77,6 +78,7 @@ def transfer_of(op: Operation, machine: Machine, cores: int = 1, share: float = 
     mode = instruction.generated_by(machine)
     payload, count, nbytes = _payload(pieces, engine_numbers(machine), instruction.rate_fraction(machine))
     found = _make(mode, payload, nbytes, count, load, machine)
+    found.issue_ns = max(found.issue_ns, address_ns(instruction, machine))
     wire = instruction.wire(machine, cores)
     if wire is not None:  # the link works in parallel to the DMA engines, and is listed last
         parts = cores if State.peer in instruction.touches() else 1  # both cores move it
@@ -92,8 +94,17 @@ def _make(
 ) -> DmaTransfer:
     issue = {"software": m.swdge_spacing_ns, "hardware": m.hwdge_ns, "static": m.static_trigger_ns}[mode]
     dispatch = m.dma_dispatch_load_ns if load else m.dma_dispatch_store_ns
+    if mode == "hardware":  # the unit makes the descriptors first: 1,330 ns from the trigger in the traces
+        dispatch += m.hwdge_ns
     notify = m.dma_notify_load_ns if load else m.dma_notify_store_ns
     return DmaTransfer(mode, issue, dispatch, notify, payload, nbytes, count)
+
+
+def address_ns(instruction: Any, m: Machine) -> float:
+    """Return how long addresses that are read at run time hold a trigger (spec/machine.md 9.3)."""
+    views = [view for pair in instruction.transfers() for view in pair if kind(view) is not None]
+    rows = sum(view.shape[0] for view in views if kind(view) == "vector")
+    return max(m.dma_address_ns, rows * m.swdge_descriptor_ns) if views else 0.0
 
 
 class EngineNumbers(NamedTuple):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
+from ..machine.machine import Machine
 from .dma_transfer import RANKS
 from .timeline import Timeline, union_length
 from .timing_rules import ENGINES
@@ -45,3 +47,14 @@ def communication(timeline: Timeline) -> Communication:
     exposed = union_length(both) - union_length(work)
     waiting = union_length(np.array(sorted(waits)))
     return Communication(union_length(wire), exposed, waiting, nbytes)
+
+
+def launch_ms(machine: Machine, ranks: int) -> float:
+    """Return what an execution costs the host, beside the time of the device (spec/machine.md 10, 11).
+
+    One that holds collectives of more than two ranks pays for their number, however many collectives it has.
+    """
+    if ranks <= 2:
+        return machine.launch_ms
+    fixed, doubling = machine.collective_launch_ms
+    return fixed + doubling * math.log2(ranks)

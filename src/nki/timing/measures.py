@@ -16,6 +16,7 @@ from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from ..machine.memories import PRIVATE_HBM
+from .dma_transfer import address_ns
 from .operation import Operation
 from .timeline import Timeline
 from .timing_rules import ENGINES
@@ -249,6 +250,8 @@ def _transfer_fields(op: Operation, transfer: Any, m: Machine) -> Iterator[str]:
     yield from (f"dma_dispatch_{way}_ns", f"dma_notify_{way}_ns", ISSUE_FIELDS[transfer.mode])
     if not isinstance(op.instruction, TransferInstruction) or op.instruction.uses_default_dge():
         yield "dma_default_mode"
+    if op.instruction is not None and address_ns(op.instruction, m):
+        yield from ("dma_address_ns", "swdge_descriptor_ns")
     tiny = (m.dma_min_descriptor_ns - m.dma_descriptor_ns) * m.dma_bytes_per_ns
     if transfer.nbytes < tiny * transfer.descriptors:
         yield "dma_min_descriptor_ns"

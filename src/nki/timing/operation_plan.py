@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ir.boxes import box, space_of
-from ..ir.dependences import AccessHistory
-from ..ir.instruction import InstructionCost
+from ..ir.dependences import RAW, AccessHistory
+from ..ir.instruction import InstructionCost, State
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
@@ -42,6 +42,9 @@ class OperationPlan:
         self.transformations = transformations or {}  # of the compiler: how much each changed, by name
         self.block_of = block_of or {}  # position -> its no_reorder block
         self.last_in_block: dict[tuple[int, str], int] = {}
+        loops = (at for at, i in enumerate(self.instructions) if State.loop in i.state)
+        self.first_loop = next(loops, len(items))  # position of the head of the first dynamic loop
+        self.loop_head = -1  # operation at which the iteration began
         self.operations: list[Operation] = []
         self.spaces: dict[Any, AccessHistory] = defaultdict(AccessHistory)
         self.accesses = [accesses(item.done) for item in items]
@@ -72,6 +75,16 @@ class OperationPlan:
                 op.wait_for(before, ORDER)
             self.last_in_block[block, op.kind] = op.index
 
+    def _order_by_loops(self, op: Operation) -> None:
+        """Begin each iteration of a dynamic loop when all operations before it are done."""
+        assert op.instruction is not None
+        if State.loop in op.instruction.state:
+            for other in range(max(0, self.loop_head), op.index):
+                op.wait_for(other, RAW)
+            self.loop_head = op.index
+        else:
+            op.wait_for(self.loop_head, RAW)
+
     def _one_sided_hbm(self) -> set[Storage]:
         """Return the HBM storages that are only read or only written: accesses there cannot conflict."""
         read = {view.storage for reads, _ in self.accesses for view in reads}
@@ -101,6 +114,8 @@ class OperationPlan:
         op = self.new(position, self.engines[position])
         if self.block_of:
             self._order_in_block(op)
+        if position >= self.first_loop:
+            self._order_by_loops(op)
         unordered, (reads, writes) = self.unordered, self.accesses[position]
         index, waits, spaces = op.index, op.waits, self.spaces
         for view in reads:
@@ -117,7 +132,7 @@ class OperationPlan:
         uses, unordered = self.uses.sbuf, self.unordered
         for position, (reads, writes) in enumerate(self.accesses):
             transfer = isinstance(self.instructions[position], TransferInstruction)
-            movable = transfer and position not in self.block_of
+            movable = transfer and position not in self.block_of and position < self.first_loop
             if movable and len(reads) == len(writes) == 1:
                 source, target = reads[0].storage, writes[0].storage
                 if (

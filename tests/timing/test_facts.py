@@ -1,0 +1,25 @@
+"""What others measured on devices, beside the model: benchmarks/accuracy/facts.py."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.accuracy.facts import FACTS, is_within  # noqa: E402
+
+MISSED = {"B02", "B07", "B21", "B33", "B35", "B41"}  # beside those of which the model has no figure
+WITHOUT = {"B01", "B09", "B17", "B30", "B43", "B47", "B49", "B50"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fact", [f for f in FACTS if f.id not in MISSED | WITHOUT], ids=lambda fact: fact.id)
+def test_a_measured_fact_is_reproduced_within_ten_percent(fact):
+    assert is_within(fact), fact.ratios()
+
+
+def test_every_other_fact_has_a_reason():
+    assert len({fact.id for fact in FACTS}) == len(FACTS) == 40
+    assert all(fact.left_out for fact in FACTS if fact.id in MISSED | WITHOUT)
+    assert {fact.id for fact in FACTS if not fact.figures} == WITHOUT
