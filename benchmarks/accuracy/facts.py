@@ -148,8 +148,7 @@ FACTS = (
         Figure("hardware trigger", "ns", 517, 572, lambda: micro.trigger_ns(HW)),)),
     Fact("B06", "trn2", TRACES, "read", tuple(packets())),
     Fact("B07", "trn2", TRACES, "read", (
-        Figure("first full clock after the first matmul", "us", 3.6, 6.6, micro.first_full_rate_us),),
-        "the windows of the clock are not modelled yet"),
+        Figure("first full clock after the first matmul", "us", 3.6, 6.6, micro.first_full_rate_us),)),
     Fact("B08", "trn2", TRACES, "never used", (*matmul_intervals(),
         Figure("a bar beyond its interval", "ns", 163, 203, lambda: micro.bar_beyond_interval(512, -1)))),
     Fact("B09", "trn2", TRACES, "never used", (),

@@ -61,9 +61,19 @@ def bar_beyond_interval(columns, at):
     return bar.end - bar.start - gap_ns(profile, "nc_matmul", at)
 
 
-def first_full_rate_us(columns=512):
+def loaded_stream(x):
+    """Multiply tiles that are loaded first: the clock's windows do not begin with the first matmul."""
+    loaded = nl.ndarray(x.shape, x.dtype)
+    nisa.dma_copy(loaded, x)
+    banks = [nl.ndarray((128, 512), nl.float32, buffer=nl.psum) for _ in range(8)]
+    for i in range(64):
+        nisa.nc_matmul(banks[i % 8], loaded[:, :128], loaded, accumulate=False)
+    return x
+
+
+def first_full_rate_us():
     """Return us from the first matmul to the first one at the full clock."""
-    starts = [bar.start for bar in bars(profiled(stream(columns)), "nc_matmul")]
+    starts = [bar.start for bar in bars(profiled(loaded_stream, spec(128, 512)), "nc_matmul")]
     fast = 1.2 * (starts[-1] - starts[-2])
     return next(a - starts[0] for a, b in zip(starts, starts[1:], strict=False) if b - a < fast) / 1e3
 
@@ -163,14 +173,13 @@ def loads(nbytes, count=1, mode=nisa.dge_mode.unknown, out=False):
     """Return a kernel that moves rows of so many bytes, each at an address of its own."""
 
     def kernel(x):
+        stored = tile((128, nbytes), nl.uint8) if out else None
         for i in range(count):
-            new = nl.ndarray((128, nbytes), nl.uint8)
             hbm = x[:, (2 * i) * nbytes : (2 * i + 1) * nbytes]
             if out:
-                nisa.memset(new, 0)
-                nisa.dma_copy(hbm, new, dge_mode=mode)
+                nisa.dma_copy(hbm, stored, dge_mode=mode)
             else:
-                nisa.dma_copy(new, hbm, dge_mode=mode)
+                nisa.dma_copy(nl.ndarray((128, nbytes), nl.uint8), hbm, dge_mode=mode)
         return x
 
     return kernel
