@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 from pathlib import Path
@@ -26,7 +27,8 @@ def parts_missing(prefix: str, name: str, text: str) -> list[str]:
     missing = [part for part in ("Example:\n\n```python\n", "See also: `") if part not in text]
     missing += [] if re.search(r"^```output\n[^`]", text, re.MULTILINE) else ["an output"]
     if isinstance(value, type):
-        return missing + ([] if "Members:\n\n- `" in text else ["members"])
+        members = [m.name for m in value] if issubclass(value, enum.Enum) else [""]
+        return missing + [f"member {m}" for m in members if f"- `{m}" not in text.partition("Members:")[2]]
     missing += [part for part in ("Operation:\n\n```text\n", "Facts:\n\n- ") if part not in text]
     parameters = set(texts.parameters(value))
     listed = re.findall(r"^- ((?:`\w+`(?:, )?)+):", text.partition("Parameters:")[2], re.MULTILINE)

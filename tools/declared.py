@@ -47,7 +47,7 @@ def reached(starts: Iterable[tuple[Any, type | None]]) -> Found:
     while queue:
         function, owner = queue.pop()
         function = inspect.unwrap(function)
-        is_ours = isinstance(function, types.FunctionType) and function.__module__.startswith("nki.")
+        is_ours = isinstance(function, types.FunctionType) and str(function.__module__).startswith("nki.")
         if not is_ours or (function, owner) in seen or function.__code__.co_filename == "<string>":
             continue
         seen.add((function, owner))

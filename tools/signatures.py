@@ -57,7 +57,7 @@ TYPES = (
     nki.language.reductions,
     nki.language.dynamic_loop,
 )
-MODULES = {"np": "numpy as np", "os": "os"}  # by what annotations call them
+MODULES = {"np": "numpy as _np", "os": "os as _os"}  # by what annotations call them
 
 
 def files() -> dict[Path, str]:
@@ -123,10 +123,15 @@ def _function(name: str, value: Any, function: Any) -> str:
     lines = (inspect.getdoc(value) or name).splitlines()
     document = "\n".join([lines[0], *(f"    {line}".rstrip() for line in lines[1:])])
     document += "\n    " if len(lines) > 1 else ""
-    result = inspect.signature(function).return_annotation
+    result = _shown(inspect.signature(function).return_annotation)
     text = f'def {name}({listed}) -> {result}:\n    """{document}"""\n'
     is_block = getattr(function, "__wrapped__", None) and result.startswith("Iterator")
     return f"@contextmanager\n{text}" if is_block else text
+
+
+def _shown(annotation: str) -> str:
+    """Return an annotation with private names of modules, which editors do not complete."""
+    return re.sub(r"\b(np|os)\.", r"_\1.", annotation)
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
@@ -134,7 +139,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
     default = "" if parameter.default is parameter.empty else " = ..."
     if isinstance(parameter.default, (int, str, float, type(None))):
         default = f" = {parameter.default!r}"
-    return f"{star}{parameter.name}: {parameter.annotation}{default}"
+    return f"{star}{parameter.name}: {_shown(parameter.annotation)}{default}"
 
 
 if __name__ == "__main__":
