@@ -16,6 +16,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 NOT_RUN = "<!-- not run -->"
 INTENDED = {"checks.md": ["race"]}  # findings that a page shows on purpose
 FRAMEWORKS = {
+    "agents.md": "mcp",
     "torch.md": "torch",
     "jax.md": "jax",
     "trnblas.md": "torch",

@@ -138,4 +138,23 @@ def test_the_site_builds_without_a_warning():
     import build_site
 
     assert build_site.main() == 0
-    assert (ROOT / "build" / "site" / "reference" / "nki.isa.html").exists()
+    site = ROOT / "build" / "site"
+    assert (site / "reference" / "nki.isa.html").exists()
+    listed = re.findall(r"^- \[.+\]\((.+?)\)", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert [page for page in listed if not (site / page).exists()] == []
+    assert {"agents.html", "index.html", "reference/nki.isa.html", "spec/library/moe.html"} <= set(listed)
+
+
+@pytest.mark.parametrize(
+    "page, sentence",
+    [
+        ("# Title\n\nSee [the page](page.md) first. Then more.\n", "See the page first."),
+        ("# Title\n\n<!-- made -->\n\n| a |\n\n```text\nno\n```\n\n`nki` is:\n\n- x\n", "`nki` is"),
+        ("# Title\n", ""),
+    ],
+)
+def test_llms_txt_has_the_first_sentence_of_a_page(page, sentence):
+    pytest.importorskip("yaml")
+    import llms
+
+    assert llms.first_sentence(page) == sentence

@@ -1,6 +1,7 @@
 """`make site`: the documentation as pages, in build/site. Works without a network.
 
-The sources are docs/, reference pages generated from the code, and the tutorial as notebooks.
+The sources are docs/, reference pages generated from the code, the tutorial as notebooks, and llms.txt, which
+lists the pages for programs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llms
 import pages
 import reference
 
@@ -30,6 +32,7 @@ def prepare(target: Path = SOURCES) -> None:
         (target / "reference" / name).write_text(text, encoding="utf-8")
     chapters = sorted(str(path) for path in (ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
     pages.main(["--notebooks", str(target / "tutorial" / "notebooks"), *chapters])
+    (target / "llms.txt").write_text(llms.text(target), encoding="utf-8")
 
 
 def main() -> int:
