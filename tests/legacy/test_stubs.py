@@ -245,3 +245,36 @@ except AttributeError as problem:
 """,
     )
     assert done.stdout.startswith("128.0 False\nthe stub of Open NKI for libneuronxla lacks"), done.stderr
+
+
+def test_packages_that_are_not_built_import_and_refuse_by_name(tmp_path):
+    source = """
+import torch
+import neuronx_distributed_inference as whole
+from neuronx_distributed.operators.argmax import argmax
+from neuronx_distributed.operators.topk import topk
+from neuronx_distributed_inference.models import config
+from neuronx_distributed_inference.models.config import NeuronConfig
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+
+class Own(NeuronConfig):
+    pass
+
+x = torch.tensor([[1.0, 3.0, 2.0]])
+assert argmax(x, 1, gather_dim=1).tolist() == [1] and topk(x, 2, dim=1, gather_dim=1)[1].tolist() == [[1, 2]]
+assert config.NeuronConfig.__name__ == "NeuronConfig" and not hasattr(whole, "__wrapped__")
+for call in (Own, config.NeuronConfig, load_pretrained_config, whole.utils.benchmark.benchmark_sampling):
+    try:
+        call(tp_degree=1)
+    except Exception as problem:
+        print(type(problem).__name__, str(problem).splitlines()[0])
+"""
+    done = nki_run(tmp_path, source)
+    assert done.returncode == 0, done.stderr
+    names = ("models.config.NeuronConfig",) * 2 + (
+        "utils.hf_adapter.load_pretrained_config",
+        "utils.benchmark.benchmark_sampling",
+    )
+    for line, name in zip(done.stdout.splitlines(), names, strict=True):
+        assert f"for neuronx_distributed_inference lacks neuronx_distributed_inference.{name}:" in line
+    assert "a script's own clock measures this machine" in done.stderr

@@ -18,6 +18,7 @@ from ..older_names import allow_in_scripts
 
 IGNORED = ("NEURON_CC_FLAGS", "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "XLA_SAVE_TENSORS_FILE")
 NARROWING = ("XLA_DOWNCAST_BF16", "XLA_USE_BF16", "NEURON_RT_STOCHASTIC_ROUNDING_EN")
+CLOCKS = "latencies and profiles of kernels are modelled, a script's own clock measures this machine"
 DROPPED = {"PJRT_DEVICE": "NEURON", "JAX_PLATFORMS": "NEURON"}
 
 
@@ -39,8 +40,10 @@ def command_run(options: argparse.Namespace) -> int:
     finally:
         allow_in_scripts(False)
         if stubs.used():
-            names = ", ".join(stubs.used())
-            print(f"nki run: import stubs of Open NKI used: {names}; times are modelled", file=sys.stderr)
+            print(
+                f"nki run: import stubs of Open NKI used: {', '.join(stubs.used())}; {CLOCKS}",
+                file=sys.stderr,
+            )
 
 
 def prepare_environment() -> None:

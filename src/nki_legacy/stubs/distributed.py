@@ -62,6 +62,21 @@ copy_to_tensor_model_parallel_region = reduce_from_tensor_model_parallel_region 
 scatter_to_tensor_model_parallel_region = gather_from_tensor_model_parallel_region = _same
 
 
+def argmax(
+    tensor: torch.Tensor, dim: int, gather_dim: int, keepdim: bool = False, **_: object
+) -> torch.Tensor:
+    """Return where the largest elements are; there is one rank, so there is nothing to gather."""
+    return torch.argmax(tensor, dim, keepdim)
+
+
+def topk(
+    tensor: torch.Tensor, k: int, dim: int = -1, gather_dim: int = -1, **_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k largest elements and where they are."""
+    values, places = torch.topk(tensor, k, dim)
+    return values, places
+
+
 def cpu_mode() -> bool:
     return True
 

@@ -14,8 +14,11 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from .unbuilt import UnbuiltModule
+
 Resolve = Callable[[str], str | None]
 """From the name of a stub to our module: "" is an empty package, None is a name that the stub lacks."""
+UNBUILT = "unbuilt"  # a resolved name that imports, and whose names raise when they are called
 
 _roots: dict[str, Resolve] = {}
 imported: dict[str, None] = {}  # roots that were imported from here, in order
@@ -30,7 +33,9 @@ class _StubLoader(Loader):
         """Put our module into `sys.modules`, whence the import system takes the result."""
         name = module.__name__
         target = _roots[_root(name)](name)
-        if target:
+        if target == UNBUILT:
+            sys.modules[name] = UnbuiltModule(name)
+        elif target:
             found = importlib.import_module(target)
             vars(found).setdefault("__path__", [])  # stubs may lie below it
             sys.modules[name] = found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .finder import Resolve
+from .finder import UNBUILT, Resolve
 
 _OLD = "nki_legacy.old_api"
 _OURS = "nki_legacy.stubs"
@@ -61,6 +61,9 @@ TABLE: dict[str, dict[str, str]] = {
         "torch_neuronx.experimental.profiler": f"{_OURS}.profiler",
     },
     "neuronx_distributed": {
+        "neuronx_distributed.operators": "",
+        "neuronx_distributed.operators.argmax": f"{_OURS}.distributed",
+        "neuronx_distributed.operators.topk": f"{_OURS}.distributed",
         "neuronx_distributed.parallel_layers": "",
         "neuronx_distributed.parallel_layers.layers": f"{_OURS}.distributed",
         "neuronx_distributed.parallel_layers.parallel_state": f"{_OURS}.distributed",
@@ -89,7 +92,12 @@ def _library(root: str) -> Resolve:
     return resolve
 
 
+def _unbuilt(fullname: str) -> str:
+    return UNBUILT
+
+
 ROOTS: dict[str, Resolve] = {
     **{root: _table(root) for root in TABLE},
+    "neuronx_distributed_inference": _unbuilt,
     **{root: _library(root) for root in ("nkilib_src", "nkilib_standalone")},
 }
