@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import nki
+import nki.language as nl
 from nkilib.core.qkv.qkv_arguments import (
     Projection,
     Quantization,
@@ -327,8 +328,9 @@ def qkv_tkg(
     S, d] or [N, B, d, S] by `output_layout`. With fused_add it returns (y, hidden + mlp_prev + attn_prev).
     output_in_sbuf: [T, I] in every core, [d, N, T] with NBdS, of up to 128 tokens.
 
-    Cores share the columns, or a long hidden dimension; H is a multiple of 128 for each. Other options are
-    those of `qkv`. The compiler places all tiles, beside those of a manager `sbm`.
+    Cores share the columns, or a long hidden dimension; H is a multiple of 128 for each. Where hidden and W
+    are float32, all is computed in float32, and y is float32. Other options are those of `qkv`. The compiler
+    places all tiles, beside those of a manager `sbm`.
 
     >>> import numpy as np
     >>> x, w = np.ones((4, 1, 256), np.float16), np.full((256, 384), 0.5, np.float16)
@@ -344,5 +346,6 @@ def qkv_tkg(
         DECODE_NAMES,
     )
     p.output_in_sbuf = output_in_sbuf
+    p.in_float32 = hidden.dtype == nl.float32 and qkv_w.dtype == nl.float32
     as_mx(p, is_h_dim_4h_transposed, weight_layout)
     return run_decode(p)

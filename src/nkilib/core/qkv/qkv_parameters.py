@@ -99,6 +99,7 @@ class QKVParameters(nl.NKIObject):
     output_in_sbuf: bool = False
     output_hbm: Any = None
     dtype_mode: DtypeMode = DtypeMode.NON_OCP
+    in_float32: bool = False  # multiply float32 tokens and weights as they are
     mx_map: Tensor = None  # MX weights: words [H / 4, I], and where each element of H stands
     names: ArgumentNames = field(default_factory=ArgumentNames)
 
@@ -198,18 +199,18 @@ def matmul_dtype(p: QKVParameters) -> Any:
         return p.input.dtype
     if quantizes(p):
         return p.weight.dtype if p.weight.dtype in FP8 else resolve_fp8_dtype(p.dtype_mode)
-    return sixteen_bit_dtype(p.input.dtype)
+    return nl.float32 if p.in_float32 else sixteen_bit_dtype(p.input.dtype)
 
 
 def weight_dtype(p: QKVParameters) -> Any:
     """What weights are rounded to on their way: None if they stay as they are."""
-    return nl.bfloat16 if p.weight.dtype == nl.float32 else None
+    return nl.bfloat16 if p.weight.dtype == nl.float32 and not p.in_float32 else None
 
 
 def result_dtype(p: QKVParameters) -> Any:
     if p.output_hbm is not None:
         return p.output_hbm.dtype
-    return sixteen_bit_dtype(p.input.dtype)
+    return nl.float32 if p.in_float32 else sixteen_bit_dtype(p.input.dtype)
 
 
 # ---- what has to be done -------------------------------------------------------------------------

@@ -151,16 +151,6 @@ def cross_partition_copy(dst: Tensor, src: Tensor) -> None:
     nisa.dma_copy(dst, src)
 
 
-def tp_broadcast(src: Tensor, dst_sbuf: Tensor, src_offset: int = 0) -> None:
-    """A part of a row [1, N], one element in each partition: dst_sbuf[p, 0] = src[0, src_offset + p]."""
-    rows = dst_sbuf.shape[0]
-    kernel_assert(
-        src_offset + rows <= src.shape[1],
-        f"src_offset: got {src_offset}, {rows} elements from there on are not in a row of {src.shape[1]}",
-    )
-    nisa.dma_copy(dst_sbuf, src[0:1, src_offset : src_offset + rows])
-
-
 class LncSubscriptable:
     """Lets a reference function be called like a kernel: f(...), f[2](...). `lnc` is the launch degree."""
 
@@ -195,5 +185,4 @@ __all__ = [
     "program_share",
     "resolve_dtype_to_nki",
     "resolve_fp8_dtype",
-    "tp_broadcast",
 ]

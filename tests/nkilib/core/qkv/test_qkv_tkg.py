@@ -130,3 +130,20 @@ def test_cores_that_share_the_hidden_dimension_undo_fp8_once(shared_rows):
 @pytest.mark.parametrize("layout", list(QKVOutputLayout))
 def test_cores_that_share_the_hidden_dimension_give_all_columns_to_both(layout, shared_rows):
     test_tokens_and_results_stay_in_sbuf(NormType.RMS_NORM, layout, 2)
+
+
+@each_lnc
+@pytest.mark.parametrize("norm", [NormType.NO_NORM, NormType.RMS_NORM, NormType.LAYER_NORM])
+def test_float32_is_not_rounded(norm, lnc):
+    x, w, gamma = (
+        random((2, 3, 512), np.float32),
+        random((512, 160), np.float32),
+        random((1, 512), np.float32),
+    )
+    beta = {"norm_bias": random((1, 512), np.float32)} if norm == NormType.LAYER_NORM else {}
+    weights = {} if norm == NormType.NO_NORM else {"norm_w": gamma}
+    options = {"norm_type": norm, **weights, **beta}
+    got = qkv_tkg[lnc](x, w, **options)
+    expected, _ = qkv_tkg_ref(x, w, **options)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

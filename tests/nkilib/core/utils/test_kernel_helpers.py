@@ -8,6 +8,7 @@ import nki.language as nl
 from nki.check import lint
 from nkilib.core.utils import kernel_helpers as helpers
 from nkilib.core.utils.common_types import ActFnType, DtypeMode, NormType
+from nkilib.core.utils.tp_broadcast import tp_broadcast
 from support import run_tiles, target
 
 
@@ -106,12 +107,12 @@ def test_rows_are_copied_to_other_partitions():
         run_tiles(lambda dst, src: helpers.cross_partition_copy(dst, src[3:6]), [x], [x])
 
 
-def test_a_row_becomes_a_column():
-    row = np.arange(200, dtype=np.float32)[None]
-    (y,) = run_tiles(lambda dst, src: helpers.tp_broadcast(src, dst, 50), [row], [((128, 1), "float32")])
-    np.testing.assert_array_equal(y[:, 0], row[0, 50:178])
-    with pytest.raises(AssertionError, match="src_offset: got 100, 128 elements from there on are not"):
-        run_tiles(lambda dst, src: helpers.tp_broadcast(src, dst, 100), [row], [((128, 1), "float32")])
+def test_a_column_becomes_a_row_in_all_partitions():
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    (y,) = run_tiles(lambda dst, src: tp_broadcast(src, dst, src_offset=1), [x], [((6, 4), "float32")])
+    np.testing.assert_array_equal(y, np.repeat([[1.0, 4.0, 7.0, 10.0]], 6, axis=0))
+    with pytest.raises(AssertionError, match="expected 4 columns, one for each partition of src"):
+        run_tiles(lambda dst, src: tp_broadcast(src, dst, 1), [x], [((6, 5), "float32")])
 
 
 def test_dtypes_of_others_are_resolved():
@@ -143,13 +144,12 @@ def with_every_helper(x):
     _, n_prgs, _ = helpers.get_verified_program_sharding_info("helpers", (0, 1), 2)
     start, end = helpers.program_share(helpers.div_ceil(x.shape[0], 1))
     dtype = helpers.resolve_dtype_to_nki("float32")
-    tile, column = nl.ndarray((end - start, x.shape[1]), dtype), nl.ndarray((x.shape[1], 1), dtype)
+    tile = nl.ndarray((end - start, x.shape[1]), dtype)
     nisa.dma_copy(tile, x[start:end])
     moved = nl.ndarray(tile.shape, dtype)
     for i in range(n_prgs):
         helpers.interleave_copy(moved, tile, i)
     helpers.cross_partition_copy(tile, moved)
-    helpers.tp_broadcast(tile, column)
     nisa.activation(tile, helpers.get_nl_act_fn_from_type(ActFnType.SiLU), tile)
     nisa.tensor_scalar(tile, tile, nl.multiply, helpers.get_max_positive_value_for_dtype(nl.float8_e5m2))
     out = nl.ndarray(x.shape, dtype, buffer=nl.shared_hbm)
