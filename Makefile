@@ -12,7 +12,7 @@ WORKERS ?= auto
 # the tests start hundreds of interpreters: let them reuse compiled modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup hooks demo test test-all coverage test-gpu test-versions tiny bench bench-kernels accuracy compare figures docs site release \
+.PHONY: setup hooks demo test test-all coverage test-gpu test-versions tiny bench bench-kernels accuracy compare figures docs site serve release \
 	lint clean
 
 setup: $(STAMP)
@@ -101,6 +101,10 @@ docs: setup
 
 site: setup
 	$(BIN)/python tools/build_site.py
+
+# the site on http://localhost:8000
+serve: site
+	$(BIN)/python -m http.server --bind localhost --directory build/site 8000
 
 # measures what a new user waits for; needs an idle machine
 figures: setup

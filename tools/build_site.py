@@ -7,6 +7,7 @@ lists the pages for programs.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pages
 import reference
 
 ROOT = Path(__file__).parents[1]
+# the theme's search asks another server for what browsers of today have
+ELSEWHERE = re.compile(r'<script src="?https://unpkg[^>]*></script>')
 SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
 
 
@@ -41,6 +44,8 @@ def main() -> int:
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # hides an advertisement
     done = subprocess.run([*command, "--config-file", str(ROOT / "mkdocs.yml")], cwd=ROOT, env=quiet)
     if done.returncode == 0:
+        for page in SITE.rglob("*.html"):
+            page.write_text(ELSEWHERE.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
         print(f"wrote {SITE.relative_to(ROOT)}: open {SITE.relative_to(ROOT)}/index.html")
     return done.returncode
 

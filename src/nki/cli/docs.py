@@ -1,4 +1,4 @@
-"""`python -m nki.cli.docs` writes docs/isa.md (every instruction), docs/kinds.md and docs/release-changes.md.
+"""`python -m nki.cli.docs` writes docs/isa.md (every instruction), docs/kinds and docs/release-changes.md.
 
 It runs in a checkout: the source of each cost is a link to a section of docs/spec.
 """
@@ -39,8 +39,7 @@ from ..isa import (
     transposing_dma,
     vector,
 )
-from .explaining import PAGE as KINDS
-from .explaining import kinds_page
+from .explaining import kinds_pages
 
 PAGE = Path("docs/isa.md")
 DOCS = Path(__file__).parents[3] / "docs"
@@ -177,9 +176,11 @@ def main(arguments: list[str]) -> None:
     path.write_text(page())
     print(f"wrote {path}")
     if not arguments:
-        KINDS.write_text(kinds_page())
         RELEASE_PAGE.write_text(release_page())
-        print(f"wrote {KINDS} and {RELEASE_PAGE}")
+        (path.parent / "kinds").mkdir(exist_ok=True)
+        for name, text in kinds_pages().items():
+            (path.parent / name).write_text(text)
+        print(f"wrote {RELEASE_PAGE}, {path.parent / 'kinds.md'} and the pages of its sections")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""nki explain: what a kind of error or warning means; and docs/kinds.md, which has every kind."""
+"""nki explain: what a kind of error or warning means; and the pages that have every kind."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from ..check.pages import PAGES, PRELUDE, SECTIONS
+from ..check.pages import PAGES, PRELUDE, SECTIONS, Page
 from ..errors import nearest
 from .command import Command, add_json
 from .script import UsageError
@@ -52,34 +51,50 @@ def _list_kinds() -> None:
             print(f"  {kind:22} {first[:74]}")
 
 
-# ---- docs/kinds.md -------------------------------------------------------------------------------
+# ---- docs/kinds.md and docs/kinds ----------------------------------------------------------------
 
-PAGE = Path("docs/kinds.md")
+NOTE = (
+    "<!-- Written by `make docs` (`python -m nki.cli.docs`). Do not edit: change the pages in "
+    "`src/nki/check/pages`. -->"
+)
 
 
-def kinds_page() -> str:
-    """Return the text of docs/kinds.md: every page of `nki explain`."""
+def kinds_pages() -> dict[str, str]:
+    """Return docs/kinds.md, a table of every kind, and docs/kinds, a page per section; by path below docs."""
     lines = [
-        "# Kinds of errors and warnings",
-        "",
-        "<!-- Written by `make docs` (`python -m nki.cli.docs`). Do not edit: change the pages in "
-        "`src/nki/check/pages`. -->",
-        "",
+        *("# Kinds of errors and warnings", "", NOTE, ""),
         "`nki explain KIND` prints one of these. A warning is an error in strict mode (`OPEN_NKI_STRICT=1`).",
-        "The samples begin with:",
-        "",
-        "```py",
-        PRELUDE.rstrip(),
-        "```",
         "",
     ]
     for title, pages in SECTIONS.items():
-        lines += [f"## {title}", ""]
-        for kind, page in sorted(pages.items()):
-            lines += [f"### {kind}", "", page.meaning, ""]
-            for word, code in (("Wrong", page.wrong_code), ("Right", page.right_code)):
-                if code:
-                    lines += [f"{word}:", "", "```py", code.rstrip("\n"), "```", ""]
+        lines += [f"## {title}", "", "| kind | meaning |", "|---|---|"]
+        lines += [f"| [`{kind}`]({kind_link(kind)}) | {_sentence(pages[kind])} |" for kind in sorted(pages)]
+        lines += [""]
+    return {"kinds.md": "\n".join(lines)} | {f"kinds/{_file(title)}": _section(title) for title in SECTIONS}
+
+
+def kind_link(kind: str) -> str:
+    """Return where a kind is explained, as a path below docs."""
+    section = next(title for title, pages in SECTIONS.items() if kind in pages)
+    return f"kinds/{_file(section)}#{kind}"
+
+
+def _file(title: str) -> str:
+    return f"{title.lower().replace(' ', '-').replace(chr(39), '')}.md"
+
+
+def _sentence(page: Page) -> str:
+    return page.meaning.split(". ")[0].rstrip(".").replace("\n", " ").replace("|", "\\|")
+
+
+def _section(title: str) -> str:
+    begin = ["The samples begin with:", "", "```py", PRELUDE.rstrip(), "```", ""]
+    lines = [f"# {title}: kinds of errors and warnings", "", NOTE, "", *begin]
+    for kind, page in sorted(SECTIONS[title].items()):
+        lines += [f"## {kind}", "", page.meaning, ""]
+        for word, code in (("Wrong", page.wrong_code), ("Right", page.right_code)):
+            if code:
+                lines += [f"{word}:", "", "```py", code.rstrip("\n"), "```", ""]
     return "\n".join(lines)
 
 
