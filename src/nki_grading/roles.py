@@ -72,7 +72,6 @@ def unpack(heads: Sequence[Any], data: bytes) -> list[np.ndarray]:
 
 def trace(job: dict[str, Any], source: bytes, answer: IO[bytes]) -> None:
     """Import a submission and trace its kernel for each case; only shapes are known here."""
-    from nki import NkiError
     from nki.cli.script import UsageError, find_kernel, loaded
 
     file = Path(job["file"]).name
@@ -85,10 +84,8 @@ def trace(job: dict[str, Any], source: bytes, answer: IO[bytes]) -> None:
                 send_case(answer, kernel, case, job["release"])
     except UsageError as problem:
         send(answer, {"failed": "missing-kernel", "message": str(problem)})
-    except NkiError as problem:
-        send(answer, {"failed": problem.kind, "message": str(problem)})
     except Exception as problem:
-        send(answer, {"failed": type(problem).__name__, "message": _text(problem)})
+        send(answer, _failure(problem))
 
 
 def check(kernel: Any, release: str | None) -> list[str]:
@@ -107,7 +104,7 @@ def check(kernel: Any, release: str | None) -> list[str]:
 
 def send_case(answer: IO[bytes], kernel: Any, case: dict[str, Any], release: str | None) -> None:
     """Trace the kernel for one case and send its Program."""
-    from nki import NkiError, TensorSpec, options
+    from nki import TensorSpec, options
 
     values = [
         TensorSpec(tuple(value["shape"]), value["dtype"]) if isinstance(value, dict) else value
@@ -121,14 +118,19 @@ def send_case(answer: IO[bytes], kernel: Any, case: dict[str, Any], release: str
             path = Path(folder) / "program"
             program.save(path)
             send(answer, {"case": case["name"]}, path.read_bytes())
-    except NkiError as problem:
-        send(answer, {"case": case["name"], "failed": problem.kind, "message": str(problem)})
     except Exception as problem:
-        send(answer, {"case": case["name"], "failed": type(problem).__name__, "message": _text(problem)})
+        send(answer, {"case": case["name"], **_failure(problem)})
 
 
-def _text(problem: BaseException) -> str:
-    return "".join(traceback.format_exception_only(problem))[:4000]
+def _failure(problem: Exception) -> dict[str, str]:
+    """Return what a message says of an error; its lines do not show the folder of this process."""
+    from nki import NkiError
+
+    if isinstance(problem, NkiError):
+        kind, text = problem.kind, str(problem)
+    else:
+        kind, text = type(problem).__name__, "".join(traceback.format_exception_only(problem))
+    return {"failed": kind, "message": text.replace(os.getcwd() + os.sep, "")[:4000]}
 
 
 # ---- command: runs foreign code ------------------------------------------------------------------
@@ -164,16 +166,10 @@ def run(job: dict[str, Any], received: bytes, answer: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def _reported(answer: IO[bytes], case: str, seed: int | None) -> Iterator[None]:
-    from nki import NkiError
-
     try:
         yield
-    except NkiError as problem:
-        send(answer, {"case": case, "seed": seed, "failed": problem.kind, "message": str(problem)})
     except Exception as problem:
-        send(
-            answer, {"case": case, "seed": seed, "failed": type(problem).__name__, "message": _text(problem)}
-        )
+        send(answer, {"case": case, "seed": seed, **_failure(problem)})
 
 
 def _loaded(data: bytes) -> Any:
@@ -206,12 +202,27 @@ def described(program: Any, wanted: dict[str, Any]) -> dict[str, Any]:
         "sbuf_bytes": counts.sbuf_peak_bytes,
         "psum_bytes": counts.psum_peak_bytes,
         "check": _refused(program, wanted["release"]),
-        "findings": [f"{found.kind}: {found.message}" for found in findings(program, from_environment())],
+        "findings": [
+            *(f"{found.kind}: {found.message}" for found in findings(program, from_environment())),
+            *_too_large(program),
+        ],
         "advice": [
             {"title": a.title, "detail": a.detail, "lines": list(a.lines), "gain_us": a.gain_us}
             for a in profile.findings[:FIRST]
         ],
     }
+
+
+def _too_large(program: Any) -> Iterator[str]:
+    """Yield the tiles that no partition can hold; a trace, in the submission's process, warns of them."""
+    from nki.check.capacity import limit_of
+    from nki.machine.memories import PSUM, SBUF
+
+    for tile in program.storages:
+        limit = limit_of(program.machine, tile.buffer, False) if tile.buffer in (SBUF, PSUM) else tile.pitch
+        if tile.pitch > limit:
+            shape = " x ".join(map(str, tile.shape))
+            yield f"capacity: a tile of {shape} takes {tile.pitch:,} bytes of a partition of {limit:,}"
 
 
 def _refused(program: Any, release: str | None) -> list[str]:

@@ -153,7 +153,7 @@ def _described(value: Any) -> Any:
 
 
 def load_task(place: str | Path) -> Task:
-    """Return the `TASK` of a file, of `task.py` in a folder, or one of ours by name (`cs149-conv2d`)."""
+    """Return the `TASK` of a file, of `task.py` in a folder, or one of ours: `cs149-conv2d`, `puzzle-4`."""
     path = Path(place)
     file = path / "task.py" if path.is_dir() else path
     if file.suffix == ".py" and file.exists():
