@@ -202,6 +202,10 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         """Return True if it only copies a tile to another of its dtype, and the kernel names no engine."""
         return False
 
+    def grouped(self) -> Instruction | None:
+        """Return it for operands with one more dimension after the partitions; None if that means another."""
+        return None
+
     def fills_zero(self) -> bool:
         """Return True if it only fills a tile with zeros."""
         return False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
 
-from ..ir.instruction import In, InstructionCost, Operand, OptionalOut, Out
+from ..ir.instruction import In, Instruction, InstructionCost, Operand, OptionalOut, Out
 from ..ir.layout import Int, is_int
 from ..machine import dtypes
 from ..machine.dtypes import f32, store
@@ -85,6 +86,11 @@ class TensorReduce(VectorInstruction):
                 ["dst", "data"],
                 f"allocate dst as {(rest[0], *(rest[1:] or (1,)))}",
             )
+
+    def grouped(self) -> Instruction:
+        new, n = copy(self), self.data.ndim
+        new.axis = tuple(int(a) % n + 1 for a in self._axes())
+        return new
 
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
         count = len(self._axes())

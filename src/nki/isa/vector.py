@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -319,6 +320,9 @@ class Reciprocal(VectorInstruction):
 
     def check(self, machine: Machine) -> None:
         rules.matching_values(self, "dst", "data")
+
+    def grouped(self) -> Instruction:
+        return copy(self)
 
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
         emit(dst, self.dst.dtype, np.reciprocal, f32(shaped(data, dst), self.data.dtype))

@@ -1,0 +1,194 @@
+"""Small instructions of several iterations, done as one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from ...ir.boxes import box, space_of
+from ...ir.dependences import AccessHistory, Waits
+from ...ir.rewriting import moved_columns, replace_views
+from ...ir.storage import Storage
+from ...ir.view import View
+from ...machine.memories import SBUF
+from ..entries import Entry
+from .compilation import Compilation
+
+MOST_TOGETHER = 4  # iterations
+
+Place = tuple[Storage, int]  # a storage, and the column in it
+
+
+def merge_small_work(core: Compilation) -> int:
+    """Do small instructions of up to four iterations as one, on tiles that lie side by side.
+
+    In the traces of attention the last step of each row maximum and row sum, and the reciprocal, is one
+    instruction for four blocks of rows; the steps that need it wait for all four. Small is what costs an engine
+    no more than its shortest interval.
+    """
+    if any(item.done.state or item.done.registers_read or item.done.registers_written for item in core.items):
+        return 0
+    place: dict[Storage, Place] = {}
+    groups = [group for group in _groups(core) if _lay_out(core, group, place)]
+    if not groups:
+        return 0
+    last = {group[-1]: group for group in groups}
+    gone = {number for group in groups for number in group[:-1]}
+    changed = [
+        _merged(core, last[number], place) if number in last else _moved(core, item, place)
+        for number, item in enumerate(core.items)
+        if number not in gone
+    ]
+    ordered = _in_order(core.items, changed, [n for n in range(len(core.items)) if n not in gone], last)
+    if ordered is None:
+        return 0
+    core.items = ordered
+    return len(gone)
+
+
+def _groups(core: Compilation) -> Iterator[list[int]]:
+    """Yield the instructions of one line that may be done together, at most four."""
+    alike: dict[tuple, list[int]] = defaultdict(list)
+    for number, item in enumerate(core.items):
+        if _is_small(core, item):
+            alike[item.instruction.site.key, item.signature].append(number)  # type: ignore[union-attr]
+    for numbers in sorted(alike.values()):
+        for i in range(0, len(numbers), MOST_TOGETHER):
+            if len(numbers[i : i + MOST_TOGETHER]) > 1:
+                yield numbers[i : i + MOST_TOGETHER]
+
+
+def _is_small(core: Compilation, item: Entry) -> bool:
+    done, instruction = item.done, item.instruction
+    if len(done.reads) != 1 or len(done.writes) != 1 or done.adds_to or instruction.site is None:
+        return False
+    data, out = done.reads[0], done.writes[0]
+    return (
+        core.is_free(item)
+        and data.free_elements <= core.machine.min_ii_cycles
+        and all(_is_whole(view) for view in (data, out))
+        and core.uses.written_once(out)
+        and instruction.grouped() is not None
+    )
+
+
+def _is_whole(view: View) -> bool:
+    tile = view.storage
+    return view.buffer is SBUF and tile.address is None and view.covers_storage() and view.dtype == tile.dtype
+
+
+def _lay_out(core: Compilation, group: Sequence[int], place: dict[Storage, Place]) -> bool:
+    """Give the tiles of a group places side by side; False if some lie elsewhere already."""
+    for tiles in ([core.items[n].done.reads[0].storage for n in group],
+                  [core.items[n].done.writes[0].storage for n in group]):  # fmt: skip
+        if any(tile in place for tile in tiles):
+            first = place.get(tiles[0])
+            width = _columns(tiles[0])
+            if first is None or [place.get(t) for t in tiles] != [
+                (first[0], first[1] + i * width) for i in range(len(tiles))
+            ]:
+                return False
+        elif len(set(tiles)) < len(tiles) or not _movable(core, tiles):
+            return False
+        else:
+            one, width = tiles[0], _columns(tiles[0])
+            joined = Storage(SBUF, (one.partitions, width * len(tiles)), one.dtype, one.name, None, one.site)
+            place.update({tile: (joined, i * width) for i, tile in enumerate(tiles)})
+    return True
+
+
+def _movable(core: Compilation, tiles: Sequence[Storage]) -> bool:
+    """True when every view of the tiles has their dtype and no run-time index."""
+    users = {n for tile in tiles for n in (*core.uses.writers[tile], *core.uses.readers[tile])}
+    views = [v for n in users for v in core.items[n].instruction.views() if v.storage in tiles]
+    return all(v.indirection is None and v.dtype == v.storage.dtype for v in views) and all(
+        core.is_free(core.items[n]) for n in users
+    )
+
+
+def _columns(tile: Storage) -> int:
+    return tile.pitch // tile.dtype.itemsize
+
+
+def _moved(core: Compilation, item: Entry, place: dict[Storage, Place]) -> Entry:
+    done = item.done
+    if not any(view.storage in place for view in (*done.seen, *done.writes)):
+        return item
+    return core.with_views(
+        item, lambda view: moved_columns(view, *place[view.storage]) if view.storage in place else view
+    )
+
+
+def _merged(core: Compilation, group: Sequence[int], place: dict[Storage, Place]) -> Entry:
+    """Return the one instruction of a group: its operands have the iterations as second dimension."""
+    item = core.items[group[-1]]
+    first = core.items[group[0]]
+    begins = {v.storage: place[u.storage] for v, u in zip(_both(item), _both(first), strict=True)}
+
+    def side_by_side(view: View) -> View:
+        joined, column = begins[view.storage]
+        pitch, width = _columns(joined), _columns(view.storage)
+        shape = (view.shape[0], len(group), *view.shape[1:])
+        return View(joined, column, shape, (pitch, width, *view.strides[1:]), view.dtype)
+
+    grouped = item.instruction.grouped()
+    assert grouped is not None
+    return core.numbers.replaced(item, replace_views(grouped, side_by_side))
+
+
+def _both(item: Entry) -> tuple[View, View]:
+    return item.done.reads[0], item.done.writes[0]
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def _in_order(
+    before: Sequence[Entry],
+    items: list[Entry],
+    numbers: list[int],
+    last: dict[int, list[int]],
+) -> list[Entry] | None:
+    """Return the items with each after what it needs, else as before; None if that is impossible."""
+    at = {number: i for i, number in enumerate(numbers)}
+    for group in last.values():
+        at.update(dict.fromkeys(group, at[group[-1]]))
+    waits: list[set[int]] = [set() for _ in items]
+    for number, needed in enumerate(_waits(before)):
+        waits[at[number]].update(at[other] for other in needed)
+    users: list[list[int]] = [[] for _ in items]
+    for i, needed in enumerate(waits):
+        needed.discard(i)
+        for other in needed:
+            users[other].append(i)
+    missing = [len(needed) for needed in waits]
+    ready = [i for i, count in enumerate(missing) if not count]
+    heapify(ready)
+    found: list[Entry] = []
+    while ready:
+        i = heappop(ready)
+        found.append(items[i])
+        for user in users[i]:
+            missing[user] -= 1
+            if not missing[user]:
+                heappush(ready, user)
+    return found if len(found) == len(items) else None
+
+
+def _waits(items: Sequence[Entry]) -> Iterator[Waits]:
+    """Yield what each item must come after."""
+    read = {view.storage for item in items for view in item.done.seen}
+    written = {view.storage for item in items for view in item.done.written}
+    one_sided = {storage for storage in read ^ written if not storage.on_chip}
+    spaces: dict[Any, AccessHistory] = defaultdict(AccessHistory)
+    for number, item in enumerate(items):
+        waits: Waits = {}
+        for view in item.done.seen:
+            if view.storage not in one_sided:
+                spaces[space_of(view.storage)].read(number, box(view), waits)
+        for view in item.done.written:
+            if view.storage not in one_sided:
+                spaces[space_of(view.storage)].write(number, box(view), waits)
+        yield waits
