@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...ir.instruction import Instruction, MatmulInstruction
 from ...ir.liveness import Lifetime, live_bytes
 from ...ir.storage import Storage
@@ -84,18 +86,22 @@ def takes_psum(item: Entry, tile: Storage) -> bool:
     )
 
 
+def live_banks(machine: Machine, uses: TileItems, length: int) -> np.ndarray:
+    """Return how many PSUM banks are live at each item."""
+    lives = []
+    for storage in {*uses.writers, *uses.readers}:
+        if storage.buffer is PSUM:
+            where = [*uses.writers.get(storage, ()), *uses.readers.get(storage, ())]
+            lives.append((Lifetime(min(where), max(where)), -(-storage.pitch // machine.psum_bank_bytes)))
+    return live_bytes(lives, length + 1)
+
+
 class _Banks:
     """The PSUM banks that are live at each instruction."""
 
     def __init__(self, machine: Machine, uses: TileItems, length: int):
         self.most = machine.psum_banks
-        bank = machine.psum_bank_bytes
-        lives = []
-        for storage in {*uses.writers, *uses.readers}:
-            if storage.buffer is PSUM:
-                where = [*uses.writers.get(storage, ()), *uses.readers.get(storage, ())]
-                lives.append((Lifetime(min(where), max(where)), -(-storage.pitch // bank)))
-        self.taken = live_bytes(lives, length + 1)
+        self.taken = live_banks(machine, uses, length)
 
     def take(self, first: int, last: int) -> bool:
         """Take one bank from `first` to `last`; False if none is free."""

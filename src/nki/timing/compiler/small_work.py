@@ -14,19 +14,20 @@ from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.memories import SBUF
 from ..entries import Entry
+from .broadcasts import live_banks
 from .compilation import Compilation
 
-MOST_TOGETHER = 4  # iterations
+MOST_TOGETHER = 8  # iterations
 
 Place = tuple[Storage, int]  # a storage, and the column in it
 
 
 def merge_small_work(core: Compilation) -> int:
-    """Do small instructions of up to four iterations as one, on tiles that lie side by side.
+    """Do small instructions of several iterations as one, on tiles that lie side by side.
 
     In the traces of attention the last step of each row maximum and row sum, and the reciprocal, is one
-    instruction for four blocks of rows; the steps that need it wait for all four. Small is what costs an engine
-    no more than its shortest interval.
+    instruction for eight blocks of rows; the steps that need it wait for all eight. Where a block holds a
+    bank of PSUM meanwhile it is four, half of the banks. Small is what costs no more than the shortest interval.
     """
     if any(item.done.state or item.done.registers_read or item.done.registers_written for item in core.items):
         return 0
@@ -49,15 +50,30 @@ def merge_small_work(core: Compilation) -> int:
 
 
 def _groups(core: Compilation) -> Iterator[list[int]]:
-    """Yield the instructions of one line that may be done together, at most four."""
-    alike: dict[tuple, list[int]] = defaultdict(list)
+    """Yield the instructions of one line that may be done together."""
+    lines: dict[tuple, list[int]] = defaultdict(list)
     for number, item in enumerate(core.items):
         if _is_small(core, item):
-            alike[item.instruction.site.key, item.signature].append(number)  # type: ignore[union-attr]
-    for numbers in sorted(alike.values()):
-        for i in range(0, len(numbers), MOST_TOGETHER):
-            if len(numbers[i : i + MOST_TOGETHER]) > 1:
-                yield numbers[i : i + MOST_TOGETHER]
+            lines[item.instruction.site.key, item.signature].append(number)  # type: ignore[union-attr]
+    banks = live_banks(core.machine, core.uses, len(core.items)) if lines else ()
+    for loop in _loops(sorted(lines.values())):
+        held = max((int(banks[number]) for numbers in loop for number in numbers), default=0)
+        most = MOST_TOGETHER if held == 0 else max(1, core.machine.psum_banks // 2 // held)
+        for numbers in loop:
+            groups = (numbers[i : i + most] for i in range(0, len(numbers), most))
+            yield from (group for group in groups if len(group) > 1)
+
+
+def _loops(lines: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Yield the lines that alternate: those of one loop."""
+    loop: list[list[int]] = []
+    for numbers in lines:
+        if loop and numbers[0] > max(other[-1] for other in loop):
+            yield loop
+            loop = []
+        loop.append(numbers)
+    if loop:
+        yield loop
 
 
 def _is_small(core: Compilation, item: Entry) -> bool:
