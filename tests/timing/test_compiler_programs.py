@@ -97,6 +97,12 @@ def step(x, out, wide, narrow, banks, what, i, j):
         nisa.tensor_copy(copy[:, 64:], fresh)
         nisa.tensor_reduce(most, nl.maximum, copy[:, 64:128], axis=1)
         nisa.tensor_scalar(narrow[i], copy[:, 64:128], nl.subtract, most)
+    elif what == "blocks":
+        for part in range(2 + i):
+            fresh = tile((128, 64))
+            nisa.dma_copy(fresh, x[:, 64 * part : 64 * part + 64])
+            nisa.tensor_tensor(product := tile((128, 64)), fresh, narrow[part % 3], nl.multiply)
+            nisa.dma_copy(out[128 * j : 128 * j + 128, 64 * part : 64 * part + 64], product)
     elif what == "rows":
         for row in (narrow[i], narrow[j % 3]):
             parts, least, factor = tile((128, 2)), tile((128, 1)), tile((128, 1))
@@ -118,7 +124,7 @@ def step(x, out, wide, narrow, banks, what, i, j):
 
 KINDS = (
     "load", "reload", "zero", "zero again", "matmul", "transpose", "products", "scores", "copy", "again",
-    "store", "rows",
+    "store", "rows", "blocks",
 )  # fmt: skip
 STEPS = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,6 +177,9 @@ class DmaCopy(DmaInstruction):
     oob_mode: oob_mode
     dge_mode: dge_mode
     engine: engine
+
+    def grouped(self) -> Instruction:
+        return copy(self)
 
     def check(self, machine: Machine) -> None:
         self.check_transfer(machine)

@@ -16,6 +16,7 @@ from ..entries import Entry
 from .broadcasts import takes_psum
 from .compilation import Compilation
 from .engines import held_ns
+from .placement import Placement
 
 MOST_COLUMNS = 512  # of a merged copy
 
@@ -137,17 +138,12 @@ def merge_copies(core: Compilation) -> int:
     runs = [run for tile, copies in _copies(core).items() for run in _runs(core, tile, copies)]
     if not runs:
         return 0
-    place: dict[Storage, tuple[Storage, int]] = {}  # PSUM tile -> its new storage and column there
-    last: dict[int, tuple[list[_Copy], Storage]] = {}
-    gone: set[int] = set()
-    for run in runs:
-        one, width = run[0].source, run[0].columns
-        joined = Storage(PSUM, (one.partitions, width * len(run)), one.dtype, one.name, None, one.site)
-        place.update({copy.source: (joined, i * width) for i, copy in enumerate(run)})
-        last[run[-1].number] = run, joined
-        gone.update(copy.number for copy in run[:-1])
+    placement = Placement(core)
+    runs = [run for run in runs if placement.join([copy.source for copy in run])]
+    last = {run[-1].number: run for run in runs}
+    gone = {copy.number for run in runs for copy in run[:-1]}
     core.items = [
-        _joined(core, item, *last[number]) if number in last else _placed(core, item, place)
+        _joined(core, item, last[number], placement) if number in last else placement.moved(item)
         for number, item in enumerate(core.items)
         if number not in gone
     ]
@@ -187,22 +183,11 @@ def _worth(run: list[_Copy]) -> Iterator[list[_Copy]]:
         yield run
 
 
-def _placed(core: Compilation, item: Entry, place: dict[Storage, tuple[Storage, int]]) -> Entry:
-    done = item.done
-    if not any(view.storage in place for view in (*done.seen, *done.writes)):
-        return item
-
-    def change(view: View) -> View:
-        return moved_columns(view, *place[view.storage]) if view.storage in place else view
-
-    return core.with_views(item, change)
-
-
-def _joined(core: Compilation, item: Entry, run: list[_Copy], joined: Storage) -> Entry:
+def _joined(core: Compilation, item: Entry, run: list[_Copy], placement: Placement) -> Entry:
     """Return the one copy of a run."""
-    target, shape = run[0].target, joined.shape
-    source = View(joined, 0, shape, (shape[1], 1), joined.dtype)
-    whole = View(target.storage, target.offset, shape, (target.row_pitch, 1), target.dtype)
+    joined, target = placement.places[run[0].source][0], run[0].target
+    source = View(joined, 0, joined.shape, (joined.shape[1], 1), joined.dtype)
+    whole = View(target.storage, target.offset, joined.shape, (target.row_pitch, 1), target.dtype)
     return core.with_views(item, lambda view: source if view.buffer is PSUM else whole)
 
 

@@ -9,17 +9,16 @@ from typing import Any
 
 from ...ir.boxes import box, space_of
 from ...ir.dependences import AccessHistory, Waits
-from ...ir.rewriting import moved_columns, replace_views
+from ...ir.rewriting import replace_views
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.memories import SBUF
 from ..entries import Entry
 from .broadcasts import live_banks
 from .compilation import Compilation
+from .placement import Placement
 
 MOST_TOGETHER = 8  # iterations
-
-Place = tuple[Storage, int]  # a storage, and the column in it
 
 
 def merge_small_work(core: Compilation) -> int:
@@ -27,18 +26,23 @@ def merge_small_work(core: Compilation) -> int:
 
     In the traces of attention the last step of each row maximum and row sum, and the reciprocal, is one
     instruction for eight blocks of rows; the steps that need it wait for all eight. Where a block holds a
-    bank of PSUM meanwhile it is four, half of the banks. Small is what costs no more than the shortest interval.
+    bank of PSUM meanwhile it is four, half of the banks. Small is what costs no more than the shortest
+    interval.
     """
     if any(item.done.state or item.done.registers_read or item.done.registers_written for item in core.items):
         return 0
-    place: dict[Storage, Place] = {}
-    groups = [group for group in _groups(core) if _lay_out(core, group, place)]
+    placement = Placement(core)
+    groups = [
+        group
+        for group in _groups(core)
+        if all(placement.join(tiles) for tiles in zip(*(_tiles(core.items[n]) for n in group), strict=True))
+    ]
     if not groups:
         return 0
     last = {group[-1]: group for group in groups}
     gone = {number for group in groups for number in group[:-1]}
     changed = [
-        _merged(core, last[number], place) if number in last else _moved(core, item, place)
+        _merged(core, last[number], placement) if number in last else placement.moved(item)
         for number, item in enumerate(core.items)
         if number not in gone
     ]
@@ -95,67 +99,22 @@ def _is_whole(view: View) -> bool:
     return view.buffer is SBUF and tile.address is None and view.covers_storage() and view.dtype == tile.dtype
 
 
-def _lay_out(core: Compilation, group: Sequence[int], place: dict[Storage, Place]) -> bool:
-    """Give the tiles of a group places side by side; False if some lie elsewhere already."""
-    for tiles in ([core.items[n].done.reads[0].storage for n in group],
-                  [core.items[n].done.writes[0].storage for n in group]):  # fmt: skip
-        if any(tile in place for tile in tiles):
-            first = place.get(tiles[0])
-            width = _columns(tiles[0])
-            if first is None or [place.get(t) for t in tiles] != [
-                (first[0], first[1] + i * width) for i in range(len(tiles))
-            ]:
-                return False
-        elif len(set(tiles)) < len(tiles) or not _movable(core, tiles):
-            return False
-        else:
-            one, width = tiles[0], _columns(tiles[0])
-            joined = Storage(SBUF, (one.partitions, width * len(tiles)), one.dtype, one.name, None, one.site)
-            place.update({tile: (joined, i * width) for i, tile in enumerate(tiles)})
-    return True
-
-
-def _movable(core: Compilation, tiles: Sequence[Storage]) -> bool:
-    """True when every view of the tiles has their dtype and no run-time index."""
-    users = {n for tile in tiles for n in (*core.uses.writers[tile], *core.uses.readers[tile])}
-    views = [v for n in users for v in core.items[n].instruction.views() if v.storage in tiles]
-    return all(v.indirection is None and v.dtype == v.storage.dtype for v in views) and all(
-        core.is_free(core.items[n]) for n in users
-    )
-
-
-def _columns(tile: Storage) -> int:
-    return tile.pitch // tile.dtype.itemsize
-
-
-def _moved(core: Compilation, item: Entry, place: dict[Storage, Place]) -> Entry:
-    done = item.done
-    if not any(view.storage in place for view in (*done.seen, *done.writes)):
-        return item
-    return core.with_views(
-        item, lambda view: moved_columns(view, *place[view.storage]) if view.storage in place else view
-    )
-
-
-def _merged(core: Compilation, group: Sequence[int], place: dict[Storage, Place]) -> Entry:
+def _merged(core: Compilation, group: Sequence[int], placement: Placement) -> Entry:
     """Return the one instruction of a group: its operands have the iterations as second dimension."""
     item = core.items[group[-1]]
-    first = core.items[group[0]]
-    begins = {v.storage: place[u.storage] for v, u in zip(_both(item), _both(first), strict=True)}
-
-    def side_by_side(view: View) -> View:
-        joined, column = begins[view.storage]
-        pitch, width = _columns(joined), _columns(view.storage)
-        shape = (view.shape[0], len(group), *view.shape[1:])
-        return View(joined, column, shape, (pitch, width, *view.strides[1:]), view.dtype)
-
+    firsts = {v.storage: u.storage for v, u in zip(_both(item), _both(core.items[group[0]]), strict=True)}
     grouped = item.instruction.grouped()
     assert grouped is not None
-    return core.numbers.replaced(item, replace_views(grouped, side_by_side))
+    together = replace_views(grouped, lambda v: placement.together(firsts[v.storage], v, len(group)))
+    return core.numbers.replaced(item, together)
 
 
 def _both(item: Entry) -> tuple[View, View]:
     return item.done.reads[0], item.done.writes[0]
+
+
+def _tiles(item: Entry) -> list[Storage]:
+    return [view.storage for view in _both(item)]
 
 
 # ---- order ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import error, nearest
-from . import broadcasts, copies, engines, loads, repeats, small_work, tiles
+from . import broadcasts, copies, engines, loads, repeats, small_work, tiles, transfers
 from .compilation import Compilation
 
 
@@ -32,6 +32,7 @@ TRANSFORMATIONS = (
     Transformation("broadcasts", "broadcasts read in PSUM", broadcasts.read_broadcasts_in_psum, always=True),
     Transformation("psum-reads", "copies left out, since their readers read PSUM", copies.read_in_psum),
     Transformation("merged-copies", "copies merged with others", copies.merge_copies),
+    Transformation("merged-transfers", "transfers merged with others", transfers.merge_transfers),
     Transformation("small-work", "small instructions merged with others", small_work.merge_small_work),
     Transformation("spread-copies", "copies moved to ScalarE", copies.spread_copies),
     Transformation("engines", "copies moved to an engine with less work", engines.share_copies, always=True),

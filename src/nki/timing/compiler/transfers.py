@@ -1,0 +1,128 @@
+"""Transfers of several iterations, done as one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+
+from ...ir.rewriting import replace_views
+from ...ir.storage import Storage
+from ...ir.transfer_instruction import TransferInstruction
+from ...ir.view import View
+from ...machine.memories import SBUF
+from ..entries import Entry
+from .compilation import Compilation
+from .placement import Placement
+
+MOST_BYTES = 512 << 10  # of a merged transfer
+
+
+def merge_transfers(core: Compilation) -> int:
+    """Move the tiles of one line with one DMA of up to 512 KB, where their places in HBM are evenly spaced.
+
+    In the traces of attention the stores of four or eight blocks of rows are one DMA, and so are two loads,
+    or two stores, of 256 KB of scores; tiles of 512 KB travel alone.
+    """
+    placement = Placement(core)
+    runs = [run for run in _runs(core) if placement.join([_tile(core.items[n]) for n in run])]
+    if not runs:
+        return 0
+    stands = {run[0] if _is_load(core.items[run[0]]) else run[-1]: run for run in runs}
+    gone = {number for run in runs for number in run} - {*stands}
+    core.items = [
+        _merged(core, placement, stands[number]) if number in stands else placement.moved(item)
+        for number, item in enumerate(core.items)
+        if number not in gone
+    ]
+    return len(gone)
+
+
+def _is_load(item: Entry) -> bool:
+    return item.done.writes[0].on_chip
+
+
+def _tile(item: Entry) -> Storage:
+    return (item.done.writes if _is_load(item) else item.done.reads)[0].storage
+
+
+def _far(item: Entry) -> View:
+    """Return the view of HBM."""
+    return (item.done.reads if _is_load(item) else item.done.writes)[0]
+
+
+def _merged(core: Compilation, placement: Placement, run: list[int]) -> Entry:
+    """Return the one transfer of a run."""
+    first, second = core.items[run[0]], core.items[run[1]]
+    step = _far(second).offset - _far(first).offset
+
+    def several(view: View) -> View:
+        if view.on_chip:
+            return placement.together(_tile(first), view, len(run))
+        shape, strides = (view.shape[0], len(run), view.shape[1]), (view.strides[0], step, view.strides[1])
+        return View(view.storage, view.offset, shape, strides, view.dtype)
+
+    grouped = first.instruction.grouped()
+    assert grouped is not None
+    return core.numbers.replaced(first, replace_views(grouped, several))
+
+
+# ---- which -----------------------------------------------------------------------------------------
+
+
+def _runs(core: Compilation) -> Iterator[list[int]]:
+    """Yield the transfers that one can do."""
+    lines: dict[tuple, list[int]] = defaultdict(list)
+    reads: dict[Storage, list[int]] = defaultdict(list)
+    writes: dict[Storage, list[int]] = defaultdict(list)
+    for number, item in enumerate(core.items):
+        for views, found in ((item.done.seen, reads), (item.done.written, writes)):
+            for view in views:
+                if not view.on_chip:
+                    found[view.storage].append(number)
+        if _is_plain(core, item, number):
+            lines[item.instruction.site.key, item.signature, _far(item).storage].append(number)  # type: ignore[union-attr]
+    for (_, _, tensor), numbers in lines.items():
+        run: list[int] = []
+        for number in numbers:
+            loads = _is_load(core.items[number])
+            if run and not (
+                _fits(core, run, number)
+                and _count(writes[tensor], run[0], number) == (0 if loads else len(run) - 1)
+                and (loads or not _count(reads[tensor], run[0], number))
+            ):
+                if len(run) > 1:
+                    yield run
+                run = []
+            run.append(number)
+        if len(run) > 1:
+            yield run
+
+
+def _count(accesses: list[int], after: int, before: int) -> int:
+    """Return how many accesses lie between two items."""
+    return bisect_left(accesses, before) - bisect_right(accesses, after)
+
+
+def _fits(core: Compilation, run: list[int], number: int) -> bool:
+    """True when a transfer continues a run."""
+    places = [_far(core.items[n]).offset for n in (run[0], *run[-2:], number)]
+    step = places[-1] - places[-2]
+    even = step > 0 if len(run) == 1 else step == places[-2] - places[-3]
+    return even and (len(run) + 1) * _tile(core.items[number]).nbytes <= MOST_BYTES
+
+
+def _is_plain(core: Compilation, item: Entry, number: int) -> bool:
+    """True for a copy of a whole tile between SBUF and rows of HBM."""
+    done, instruction = item.done, item.instruction
+    if not isinstance(instruction, TransferInstruction) or instruction.grouped() is None:
+        return False
+    if done.state or done.registers_read or instruction.site is None or not core.is_free(item):
+        return False
+    views = (done.reads[0], done.writes[0])
+    near = [view for view in views if view.on_chip]
+    if len(near) != 1 or len(done.reads) > 1 or near[0].buffer is not SBUF or not near[0].covers_storage():
+        return False
+    tile = near[0].storage
+    unchanged = core.uses.written_once(near[0]) if _is_load(item) else core.uses.writers[tile][-1:] < [number]
+    return unchanged and views[0].shape == views[1].shape and near[0].ndim == 2
