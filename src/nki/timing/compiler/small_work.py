@@ -131,8 +131,8 @@ def _in_order(
     for group in last.values():
         at.update(dict.fromkeys(group, at[group[-1]]))
     waits: list[set[int]] = [set() for _ in items]
-    for number, needed in enumerate(_waits(before)):
-        waits[at[number]].update(at[other] for other in needed)
+    for number, earlier in enumerate(_waits(before)):
+        waits[at[number]].update(at[other] for other in earlier)
     users: list[list[int]] = [[] for _ in items]
     for i, needed in enumerate(waits):
         needed.discard(i)
