@@ -232,6 +232,38 @@ TABLE = [
         backward="scatter_add_bwd",
         also="index_add",
     ),
+    CatalogueRow(
+        "rmsnorm-router-topk-tkg",
+        "experimental.moe_block.rmsnorm_router_topk_tkg",
+        "rmsnorm_router_topk_tkg",
+        "2.31",
+        also="gating mixture of experts layernorm decode",
+    ),
+    CatalogueRow(
+        "rmsnorm-router-topk-a2av",
+        "experimental.moe_block.rmsnorm_router_topk_a2av",
+        "rmsnorm_router_topk_a2av",
+        "2.31",
+        also="gating mixture of experts layernorm decode",
+    ),
+    CatalogueRow(
+        "gpsimd-topk",
+        "experimental.topk",
+        "gpsimd_topk create_gpsimd_topk_config GpsimdTopkConfig",
+        "2.32",
+        also="sampling",
+    ),
+    CatalogueRow(
+        HELPER,
+        "core.topk",
+        "rotational_topk create_rotational_topk_config RotationalTopkConfig",
+        "2.30",
+        also="sampling",
+    ),
+    CatalogueRow(HELPER, "core.max", "cascaded_max", "2.31", also="argmax greedy sampling"),
+    CatalogueRow(HELPER, "core.subkernels.rmsnorm_tkg", "rmsnorm_tkg", "2.28", also="decode layernorm"),
+    CatalogueRow(HELPER, "core.subkernels.layernorm_tkg", "layernorm_tkg", "2.28", also="decode"),
+    CatalogueRow(HELPER, "core.subkernels.indexed_flatten", "indexed_flatten", "2.32"),
     CatalogueRow(EXTENSION, "experimental.misc", "gather_bwd scatter_add_bwd"),
 ]
 
