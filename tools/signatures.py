@@ -82,9 +82,9 @@ def text(module: types.ModuleType) -> str:
             bodies.append(f"{name}: {type(value).__name__}\n")
         else:
             imports.update(_types(function))
-            if "contextmanager" in _function(name, value, function):
-                imports.add(("contextlib", "contextmanager"))
-            bodies.append(_function(name, value, function))
+            bodies.append(_function(name, value, function, module))
+    if any("_builtins." in body for body in bodies):
+        imports.add(("", "builtins as _builtins"))
     imports -= {(home, n) for home, n in imports if (home, f"{n} as {n}") in imports}
     lines = [f"from {home} import {name}" if home else f"import {name}" for home, name in sorted(imports)]
     first = (inspect.getdoc(module) or "").splitlines()[0]
@@ -94,6 +94,8 @@ def text(module: types.ModuleType) -> str:
 def _types(function: Any) -> Iterator[tuple[str, str]]:
     """Yield module and name of every type in the signature of a function."""
     signature = inspect.signature(function)
+    if _is_block(function):
+        yield "contextlib", "contextmanager"
     for annotation in (signature.return_annotation, *(p.annotation for p in signature.parameters.values())):
         for name in re.findall(r"[A-Za-z_][\w.]*", annotation):
             if "." in name:
@@ -109,37 +111,43 @@ def _is_written(value: Any, name: str) -> bool:
         return False
     if isinstance(value, type):
         return True
-    return inspect.unwrap(value).__code__.co_filename == home.__file__ and "\nExample:" not in (
-        value.__doc__ or ""
-    )
+    in_file = inspect.unwrap(value).__code__.co_filename == home.__file__
+    return in_file and "\nExample:" not in (value.__doc__ or "")
 
 
 def _can_be_called(value: Any) -> bool:
     return callable(value) and not hasattr(value, "kind")  # an operator without a function is a token
 
 
-def _function(name: str, value: Any, function: Any) -> str:
-    listed = ", ".join(map(_parameter, inspect.signature(function).parameters.values()))
+def _function(name: str, value: Any, function: Any, module: types.ModuleType) -> str:
+    given = inspect.signature(function).parameters.values()
+    listed = ", ".join(_parameter(parameter, module) for parameter in given)
     lines = (inspect.getdoc(value) or name).splitlines()
     document = "\n".join([lines[0], *(f"    {line}".rstrip() for line in lines[1:])])
     document += "\n    " if len(lines) > 1 else ""
-    result = _shown(inspect.signature(function).return_annotation)
+    result = _shown(inspect.signature(function).return_annotation, module)
     text = f'def {name}({listed}) -> {result}:\n    """{document}"""\n'
-    is_block = getattr(function, "__wrapped__", None) and result.startswith("Iterator")
-    return f"@contextmanager\n{text}" if is_block else text
+    return f"@contextmanager\n{text}" if _is_block(function) else text
 
 
-def _shown(annotation: str) -> str:
-    """Return an annotation with private names of modules, which editors do not complete."""
-    return re.sub(r"\b(np|os)\.", r"_\1.", annotation)
+def _is_block(function: Any) -> bool:
+    """Whether it serves `with` blocks: contextlib has wrapped a generator."""
+    return inspect.isgeneratorfunction(inspect.unwrap(function)) and function is not inspect.unwrap(function)
 
 
-def _parameter(parameter: inspect.Parameter) -> str:
+def _shown(annotation: str, module: types.ModuleType) -> str:
+    """Return an annotation with private names of modules, and of builtins that the stub defines anew."""
+    shown = re.sub(r"\b(np|os)\.", r"_\1.", annotation)
+    hidden = "|".join(sorted(vars(builtins).keys() & vars(module).keys() - {"__name__"}))
+    return re.sub(rf"\b({hidden})\b", r"_builtins.\1", shown) if hidden else shown
+
+
+def _parameter(parameter: inspect.Parameter, module: types.ModuleType) -> str:
     star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
     default = "" if parameter.default is parameter.empty else " = ..."
-    if isinstance(parameter.default, (int, str, float, type(None))):
+    if type(parameter.default) in (bool, int, str, float, type(None)):
         default = f" = {parameter.default!r}"
-    return f"{star}{parameter.name}: {_shown(parameter.annotation)}{default}"
+    return f"{star}{parameter.name}: {_shown(parameter.annotation, module)}{default}"
 
 
 if __name__ == "__main__":

@@ -23,9 +23,25 @@ import pages
 from nki.cli.docs import FILES, instructions
 from nki.ir.instruction import Instruction
 from nki.ir.validation import GENERATION_NAMES
+from nki.isa.alu import BINARY, BITWISE, LOGICAL, MAGNITUDES, SHIFTS
+from nki.language import allocation, creation
 from nki.machine.generations import MACHINES
+from nki.machine.operators import Operator
 
 TEXTS = Path(__file__).parents[1] / "src" / "nki" / "reference"
+_ALU = {
+    *BINARY,
+    *BITWISE,
+    *SHIFTS,
+    *LOGICAL,
+    *MAGNITUDES,
+    "abs",
+    "square",
+    "relu",
+    "rsqrt",
+    "reciprocal",
+    "invert",
+}
 PACKAGES = {"nisa": nki.isa, "nl": nki.language, "ncc": nki.collectives}
 _SECTION = re.compile(r"(?<=^## )(\w+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _PARAMETERS = re.compile(r"(^Parameters:\n\n(?:- .*\n|  .*\n)*)", re.MULTILINE)
@@ -55,6 +71,9 @@ def classes(prefix: str, name: str) -> list[type[Instruction]]:
 # ---- facts ---------------------------------------------------------------------------------------
 
 
+_OF_TILES = declared.reached([(allocation.allocate, None)])  # reported by every function that makes a tile
+
+
 def facts(prefix: str, name: str) -> Iterator[str]:
     """Yield what the code declares about a name, as lines of Markdown."""
     value = getattr(PACKAGES[prefix], name)
@@ -62,24 +81,37 @@ def facts(prefix: str, name: str) -> Iterator[str]:
     if issued:
         yield from _of_class(issued[0])
         found = declared.of_instruction(value, issued)
+    elif isinstance(value, Operator):
+        yield _of_operator(value)
+        found = declared.reached([(value.function, None)] if value.function else [])
     elif callable(value) and not isinstance(value, type):
         found = declared.reached([(function_of(value), None)])
     else:
         return
+    rest = "those of every instruction" if issued else ""
+    if not issued and function_of(value).__module__ != creation.__name__:
+        found.kinds, found.limits = found.kinds - _OF_TILES.kinds, found.limits - _OF_TILES.limits
+        rest = "those of `nl.ndarray`" if found.issues else ""
     for field, values in declared.limits(found):
         yield f"- Limit `{field}`: {_per_generation(values)}."
     if not issued and found.issues & set(nki.isa.__all__):
         shown = ", ".join(f"`nisa.{i}`" for i in sorted(found.issues & set(nki.isa.__all__)))
         yield f"- Issues, depending on the arguments: {shown}."
     kinds = ", ".join(f"`{kind}`" for kind in sorted(found.kinds))
-    every = "those of every instruction" if issued else ""
-    yield f"- Errors and warnings: {', and '.join(filter(None, (kinds, every))) or 'none'}."
+    yield f"- Errors and warnings: {', and '.join(filter(None, (kinds, rest))) or 'none'}."
 
 
 def function_of(value: Any) -> Any:
     """Return the Python function behind a public name."""
-    function = getattr(value, "function", None) or value
-    return function if inspect.isfunction(function) else type(function).__call__
+    return value if inspect.isfunction(value) or value is None else type(value).__call__
+
+
+def _of_operator(op: Operator) -> str:
+    """Return where an operator may be passed as `op=`."""
+    since = ", ".join(shown for number, shown in GENERATION_NAMES.items() if number >= op.since)
+    takes = [f"the ALU of VectorE and GpSimdE ({since})"] if op.name in _ALU else []
+    takes += ["`nisa.activation`"] if op.activation is not None else []
+    return f"- As `op=`: {' and '.join(takes) or 'the instructions that name it'}."
 
 
 def _of_class(cls: type[Instruction]) -> Iterator[str]:
@@ -118,7 +150,11 @@ def written(file: Path) -> str:
 def parameters(value: Any) -> list[str]:
     """Return the names of the parameters of a public name; none of an operator that cannot be called."""
     is_token = getattr(value, "kind", "") == "token"
-    return [] if is_token or not callable(value) else list(inspect.signature(value).parameters)
+    return (
+        []
+        if is_token or isinstance(value, type) or not callable(value)
+        else list(inspect.signature(value).parameters)
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

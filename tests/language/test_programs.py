@@ -210,3 +210,20 @@ def test_files_of_narrow_floats_hold_float32(tmp_path, monkeypatch, capsys):
     printing(x, prefix="a/b")
     saved = np.load(tmp_path / "a_b" / "core_0" / "0" / "tensor.npy")
     assert saved.dtype == np.float32 and saved.tolist() == [[1.25, 3.0]]
+
+
+def test_a_print_shows_the_corners_of_many_rows_unless_numpy_is_told_otherwise(capsys):
+    @nki.jit
+    def kernel(x):
+        tile = nl.load(x)
+        print(tile)
+        nl.device_print("tile", tile)
+
+    x = np.arange(256, dtype=np.float32).reshape(128, 2)
+    kernel(x)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * (1 + 7) and lines[4] == lines[12] == " ..."
+    assert lines[1] == "[[  0.   1.]" and lines[7] == " [254. 255.]]"
+    with np.printoptions(threshold=10_000):
+        kernel(x)
+    assert len(capsys.readouterr().out.splitlines()) == 2 * (1 + 128)

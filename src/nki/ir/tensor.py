@@ -28,6 +28,18 @@ _set_offset, _set_dtype = _slots["offset"].__set__, _slots["dtype"].__set__
 _blank = object.__new__
 
 
+_MOST_ROWS = 16  # that a summary shows all
+_DEFAULT = 1000  # numpy's threshold, unless the user has set another
+
+
+def summary(values: np.ndarray) -> str:
+    """Return the values of a tensor as numpy prints them; of many rows the corners."""
+    threshold = np.get_printoptions()["threshold"]
+    is_long = values.ndim > 1 and len(values) > _MOST_ROWS
+    with np.printoptions(threshold=0 if is_long and threshold == _DEFAULT else threshold):
+        return str(values)
+
+
 class NkiTensor(View):
     """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes."""
 
@@ -111,7 +123,7 @@ class NkiTensor(View):
         core = running()
         if core is None or self.indirection is not None or not core.read_back(self.storage):
             return text
-        return f"{text}\n{core.values(self)}"
+        return f"{text}\n{summary(core.values(self))}"
 
     def __format__(self, spec: str) -> str:
         if spec:

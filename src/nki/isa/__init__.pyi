@@ -480,7 +480,7 @@ def dma_copy(dst: NkiTensor, src: NkiTensor, priority: Int | None = None, oob_mo
     Facts:
 
     - Engines: DMA. Generations: trn1, trn2, trn3.
-    - Cost: descriptors x (9 ns + bytes / rate) per engine, + issue and latency. Source: spec/machine.md 9.
+    - Cost: descriptors x (7 ns, 21 on trn1, + bytes / rate) per engine, + issue and latency. Source: spec/machine.md 9.
     - Limit `dma_priorities`: 1 on trn1; 1 on trn2; 4 on trn3.
     - Limit `partitions`: 128.
     - Errors and warnings: `buffer`, `dge-mode`, `dma-engine`, `dma-shape`, `dtype`, `engine`, `enum`, `generation`, `index`, `indirect-twice`, `legacy`, `oob-skip`, `partition-limit`, `priority`, `scatter-dup`, `shape`, `static-dma-offset`, and those of every instruction.
@@ -694,7 +694,7 @@ def get_nc_version() -> nc_version:
     Facts:
 
     - Issues, depending on the arguments: `nisa.nc_version`.
-    - Errors and warnings: none.
+    - Errors and warnings: those of `nl.ndarray`.
     """
 
 gpsimd_engine: engine
@@ -1624,7 +1624,7 @@ def register_alloc(x: Int | VirtualRegister | NkiTensor | None = None) -> Virtua
     Facts:
 
     - Issues, depending on the arguments: `nisa.VirtualRegister`, `nisa.register_load`, `nisa.register_move`.
-    - Errors and warnings: `argument`, `frozen-register`, `legacy`, `register-range`.
+    - Errors and warnings: `frozen-register`, `legacy`, `register-range`, and those of `nl.ndarray`.
     """
 
 def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
@@ -1666,7 +1666,7 @@ def register_load(dst: VirtualRegister, src: NkiTensor) -> NkiInstruction:
     Facts:
 
     - Engines: sequencer. Generations: trn1, trn2, trn3.
-    - Cost: register_ns. Source: spec/machine.md 10.
+    - Cost: register_load_ns. Source: spec/machine.md 10.
     - Errors and warnings: `argument`, `buffer`, `dtype`, `frozen-register`, `register-float`, `shape`, and those of every instruction.
     """
 

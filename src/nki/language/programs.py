@@ -14,7 +14,7 @@ from ..ir.context import RunningCore, current, warn
 from ..ir.indexing import DynamicSlice
 from ..ir.instruction import In, Instruction, InstructionCost, State
 from ..ir.layout import Int, Layout, Register, is_int
-from ..ir.tensor import NkiTensor
+from ..ir.tensor import NkiTensor, summary
 from ..launch.core import issue
 from ..machine import dtypes
 from ..machine.machine import Machine
@@ -100,10 +100,8 @@ class DevicePrint(Instruction):
             return
         view = self.tensor
         who = f"[core {core.index}] " if execution.degree > 1 else ""
-        with np.printoptions(threshold=1000):
-            values = f"{np.asarray(tensor)}"
         headline = f"{who}{self.print_prefix} {view.dtype}{list(view.shape)} {view.buffer.value}"
-        sys.stdout.write(f"{headline}\n{values}\n")
+        sys.stdout.write(f"{headline}\n{summary(np.asarray(tensor))}\n")
         directory = execution.options.debug_output_dir
         if directory:
             self._save(core, directory, tensor)

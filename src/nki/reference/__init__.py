@@ -8,18 +8,16 @@ the examples and the facts (tools/texts.py).
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_HEADING = re.compile(r"^## (\w+)\n", re.MULTILINE)
-
 
 def sections(file: Path) -> dict[str, str]:
     """Return the text of each name in a file."""
-    _, *parts = _HEADING.split(file.read_text(encoding="utf-8"))
-    return {name: text.strip("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    _, *parts = file.read_text(encoding="utf-8").split("\n## ")
+    found = (part.partition("\n") for part in parts)
+    return {name: text.strip("\n") for name, _, text in found}
 
 
 def document(package: Mapping[str, Any]) -> None:
