@@ -95,6 +95,7 @@ build/compare-viz/.installed:
 docs: setup
 	$(BIN)/python -m nki.cli.docs
 	$(BIN)/python -m nkilib.docs
+	$(BIN)/python tools/drawings.py
 	$(BIN)/python tools/texts.py
 	$(BIN)/python tools/signatures.py
 	$(BIN)/python tools/pages.py docs/tutorial/*.md

@@ -11,24 +11,30 @@ from pathlib import Path
 
 import pytest
 
+import drawings
 import pages
 from documented_kernels import checked, show_source
 from test_docs import snippets
 
 ROOT = Path(__file__).parent.parent
-CHAPTERS = sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
+CHAPTERS = sorted(
+    (ROOT / "docs" / "tutorial").glob("[0-9]*.md"), key=lambda page: int(page.stem.split("-")[0])
+)
 
 # ---- tutorial ------------------------------------------------------------------------------------
 
 
-def test_there_are_eight_chapters_and_each_links_to_the_next():
-    assert len(CHAPTERS) == 8
+def test_there_are_ten_chapters_with_pictures_and_each_links_to_the_next():
+    assert len(CHAPTERS) == 10
+    assert [c.stem for c in CHAPTERS if "](../pictures/" not in c.read_text()] == []
     for chapter, following in zip(CHAPTERS, CHAPTERS[1:], strict=False):
         assert f"]({following.name})" in chapter.read_text()
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapter_shows_what_its_code_prints_and_its_kernels_pass_nki_check(chapter, monkeypatch):
+    if "import torch" in chapter.read_text():
+        pytest.importorskip("torch")
     monkeypatch.chdir(ROOT)
     relative = chapter.relative_to(ROOT)
     show_source(relative, snippets(chapter.read_text()))
@@ -55,6 +61,11 @@ def test_a_chapter_converts_to_a_notebook_with_the_same_code(chapter, tmp_path):
     printed = [cell["outputs"][0]["text"] for cell in cells if cell["outputs"]]
     assert printed == [b.text for b in pages.blocks(chapter.read_text()) if b.kind == "output"]
     assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
+
+
+def test_the_pictures_are_those_that_the_code_draws():
+    for name, draw in drawings.PICTURES.items():
+        assert (drawings.FOLDER / f"{name}.svg").read_text() == str(draw()), "run `make docs`"
 
 
 # ---- reference -----------------------------------------------------------------------------------
