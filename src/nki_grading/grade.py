@@ -277,10 +277,13 @@ def grade_all(
 
 def _here(task: Task, submissions: Sequence[str | Path], secret: int, jobs: int) -> Iterator[Verdict]:
     references = References(task, secret)
-    with ThreadPoolExecutor(max(1, jobs)) as pool:
+    pool = ThreadPoolExecutor(max(1, jobs))
+    try:
         waiting = [pool.submit(grade, task, s, references=references) for s in submissions]
         for done in as_completed(waiting):
             yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt waits for what runs, not for the rest
 
 
 def _on_ray(
@@ -295,18 +298,29 @@ def _on_ray(
     if own:
         ray.init(address=address if isinstance(address, str) else None, log_to_driver=False)
     try:
-        remote = ray.remote(max_retries=1)(grade)
+        remote = ray.remote(max_retries=1)(_grade_on_worker)
         handle = ray.put(task)
-        waiting = [remote.remote(handle, str(Path(s).resolve()), secret=secret) for s in submissions]
-        names = dict(zip(waiting, map(str, submissions), strict=True))
-        while waiting:
-            (done, *_), waiting = ray.wait(waiting, num_returns=1)
-            verdict = ray.get(done)
-            verdict.submission = names[done]
+        names = {remote.remote(handle, str(Path(s).resolve()), secret): str(s) for s in submissions}
+        while names:
+            (done, *_), _ = ray.wait(list(names), num_returns=1)
+            name = names.pop(done)
+            try:
+                verdict = ray.get(done)
+            except ray.exceptions.RayError:  # two workers died: grade here
+                verdict = grade(task, name, secret=secret)
+            verdict.submission = name
             yield verdict
     finally:
         if own:
             ray.shutdown()
+
+
+_ON_WORKER: dict[tuple[str, int], References] = {}  # of a Ray worker, for all submissions that it grades
+
+
+def _grade_on_worker(task: Task, submission: str, secret: int) -> Verdict:
+    references = _ON_WORKER.setdefault((task.name, secret), References(task, secret))
+    return grade(task, submission, references=references)
 
 
 def leaderboard(verdicts: Iterable[Verdict]) -> list[Verdict]:
