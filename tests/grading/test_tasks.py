@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import nki
+from nki.cli.script import loaded
 from nki_grading import grade, load_task
 from nki_grading.task import ready
 
@@ -146,3 +149,24 @@ def test_the_transpose_of_cs149_is_graded(tmp_path):
     task = load_task("cs149-transpose")
     right = graded(tmp_path, replace(task, cases=task.cases[:1]), TRANSPOSE)
     assert right.passed and right.earned == 10, right.summary()
+
+
+STEPS = Path(__file__).with_name("matmul_steps.py")
+
+
+@sandboxed
+@pytest.mark.parametrize(("step", "earned"), [("basic", [1, 0, 0]), ("optimized", [1, 1, 5])])
+def test_the_first_and_the_last_step_of_the_matmul_guide_are_graded(tmp_path, step, earned):
+    submission = tmp_path / "submission.py"
+    submission.write_text(f"{STEPS.read_text()}\n\nmatmul = {step}\n")
+    verdict = grade("matmul-guide", submission)
+    assert [case.earned for case in verdict.cases] == earned, verdict.summary()
+
+
+def test_each_step_of_the_matmul_guide_earns_more():
+    task = load_task("matmul-guide")
+    fast = task.cases[-1]
+    with loaded(STEPS) as steps, nki.options(target=task.target):
+        kernels = [steps.tiled, steps.hoisted, steps.blocked, steps.optimized]
+        times = [k.trace(*(s.spec for s in fast.arguments.values())).profile().total_us for k in kernels]
+    assert [fast.share(us) for us in times] == [0.4, 0.6, 0.8, 1.0], times
