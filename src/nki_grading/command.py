@@ -27,6 +27,9 @@ def command_grade(options: argparse.Namespace) -> int:
         task = load_task(options.task)
     except TaskError as problem:
         raise UsageError(str(problem)) from None
+    if not options.submissions:
+        print(json.dumps(task.to_dict(), indent=2) if options.json else task.describe())
+        return 0
     files = _files(options.submissions)
     verdicts = _graded(task, files, options)
     if options.html:
@@ -104,7 +107,9 @@ def _known(store: Path | None, task: str) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", help="a file or folder with a TASK, or the name of one of ours")
-    parser.add_argument("submissions", nargs="+", metavar="submission.py", help="files, or folders of files")
+    parser.add_argument(
+        "submissions", nargs="*", metavar="submission.py", help="files, or folders; none: print the task"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="how many at once")
     parser.add_argument("--ray", nargs="?", const=True, metavar="ADDRESS", help="grade on a Ray cluster")
     parser.add_argument("--secret", type=int, metavar="N", help="chooses the hidden inputs (default: random)")

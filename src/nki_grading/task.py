@@ -146,6 +146,15 @@ class Task:
         ]
         return {**{name: getattr(self, name) for name in names}, "cases": cases}
 
+    def describe(self) -> str:
+        """Return what the author of a submission reads, as text."""
+        lines = [f"{self.name}: the kernel {self.entry} on {self.target}, {self.points:g} points", self.text]
+        for case in self.to_dict()["cases"]:
+            call = ", ".join(f"{name}={value}" for name, value in case["arguments"].items())
+            limits = ", ".join(f"{share:.0%} up to {us:g} us" for us, share in case["limits_us"])
+            lines.append(f"  {case['name']}: {call}: {case['points']:g} points" + (limits and f", {limits}"))
+        return "\n".join(lines)
+
 
 def _described(value: Any) -> Any:
     """Return an argument as `nki profile --arg` takes it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,14 +18,18 @@ def command_mcp(options: argparse.Namespace) -> int:
     if find_spec("mcp") is None:
         raise UsageError("the server needs the package mcp\n  help: pip install 'mcp>=2'")
     from nki_grading import Limits
-
-    from .kernels import Workshop
-    from .server import make_server
+    from nki_grading.sandbox import isolation
 
     folder, tasks = Path(options.folder).resolve(), Path(options.tasks).resolve() if options.tasks else None
     for place in (folder, tasks):
         if place is not None and not place.is_dir():
             raise UsageError(f"there is no folder {place}")
+    sandbox = threading.Thread(target=isolation)  # its process imports nki while this one imports mcp
+    sandbox.start()
+    from .kernels import Workshop
+    from .server import make_server
+
+    sandbox.join()
     limits = Limits(seconds=options.seconds, memory=int(options.memory * 2**30))
     make_server(Workshop(folder, tasks, limits)).run("stdio")
     return 0

@@ -90,9 +90,8 @@ class Workshop:
         return sorted({*names, *ready()})
 
     def task(self, name: str) -> Task:
-        """Return a task by its name; a path is refused, since a task is code that runs in this process."""
+        """Return a task by its name; paths are refused, since a task is code that runs in this process."""
         names = self.task_names()
-        name = name if name in names else name.replace("-", "_")
         if name not in names:
             close = nearest(name, names)
             hint = f"; did you mean {close}?" if close else ""
@@ -102,7 +101,7 @@ class Workshop:
             for place in places:
                 if place.exists():
                     return replace(load_task(place), folder=self.tasks)
-            return load_task(name)
+            return ready()[name]
         except TaskError as problem:
             raise UsageError(str(problem)) from None
 

@@ -14,6 +14,7 @@ from .reference import Entry, entries, facts
 
 MOST = 8
 LONGEST = 200  # characters of a query
+WIDTH = 200  # characters of a signature that was not asked for
 SHORT = {"nisa": "nki.isa", "nl": "nki.language", "ncc": "nki.collectives"}  # how kernels import them
 
 
@@ -67,6 +68,9 @@ def _words(text: str) -> set[str]:
 
 def _described(one: Entry, whole: bool = False) -> dict[str, str]:
     """Return an entry as data: whole, or with the first line of its text."""
-    text = one.text if whole else one.text.partition("\n")[0]
-    shown = {"name": one.whole, "group": one.group, "signature": one.signature, "text": text}
+    text, signature = one.text, one.signature
+    if not whole:
+        text = text.partition("\n")[0]
+        signature = signature if len(signature) <= WIDTH else f"{signature[:WIDTH]}..."
+    shown = {"name": one.whole, "group": one.group, "signature": signature, "text": text}
     return {**shown, **facts(one.name)} if whole and one.module in SHORT.values() else shown

@@ -22,7 +22,7 @@ from nki_grading.sandbox import enforced, isolation
 from .kernels import Value, Workshop, options_of
 from .search import search
 
-MOST = 12  # entries of a list in an answer
+MOST = 8  # entries of a list in an answer
 
 INSTRUCTIONS = """\
 Write, check, grade and speed up NKI kernels for AWS Trainium without a device. The usual order: search and

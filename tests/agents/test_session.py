@@ -127,6 +127,7 @@ def test_answers_have_the_content_of_the_json_of_the_commands(folder, capsys, mo
         for name in ("check", "profile", "advise"):
             answer = await asked(client, name, file="softmax.py", **CALL)
             assert answer == printed(name, "softmax.py", *options)
+        assert await asked(client, "task", name="softmax") == printed("grade", "../tasks/softmax", "--json")
         assert await asked(client, "explain", kind="race") == printed("explain", "race", "--json")
         assert await asked(client, "show", kernel="cumsum") == printed(
             "kernels", "--source", "cumsum", "--json"
@@ -157,17 +158,22 @@ ESCAPES = [
 ]
 
 
-def test_wrong_calls_get_a_clear_error_and_the_server_lives_on(folder):
+def test_wrong_calls_get_a_clear_error_and_the_server_lives_on(folder, monkeypatch):
     os.symlink("/etc/passwd", folder / "kernels" / "link.py")
     os.mkfifo(folder / "kernels" / "pipe")
+    for name in ("kernels", "cs149-conv2d-small"):  # code of an agent, where a path would be looked up
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "task.py").write_text("raise SystemExit('loaded')")
+    monkeypatch.chdir(folder)
 
     async def session(client):
         for path in ESCAPES:
             text = await refused(client, "check", file=path)
             assert "is not a file of the folder" in text or "cannot be read" in text, text
-        for name in ("../tasks/softmax", str(folder / "tasks/softmax"), "sotfmax", ""):
+        for name in ("../tasks/softmax", str(folder / "tasks/softmax"), "kernels", "sotfmax", ""):
             assert "there is no task" in await refused(client, "grade", task=name, source=attempts.RIGHT)
         assert "did you mean softmax?" in await refused(client, "task", name="sotfmax")
+        assert (await asked(client, "task", name="cs149-conv2d-small"))["entry"] == "fused_conv2d_maxpool"
         assert "larger than" in await refused(client, "check", source="#" * (5 << 20))
         assert "one of both" in await refused(client, "check")
         assert "one of both" in await refused(client, "check", source="x = 1", file="softmax.py")

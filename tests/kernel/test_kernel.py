@@ -1089,3 +1089,15 @@ def test_an_unknown_platform_lists_the_names():
     assert isinstance(error, ValueError) and all(
         name in error.help for name in ("trn1", "inf2", "gen3", "trn3")
     )
+
+
+@pytest.mark.parametrize("before", ["nothing", "trace", "call"])
+def test_a_call_with_a_description_is_an_error_at_its_line_also_when_the_program_is_cached(before):
+    kernel, spec = nki.jit(double), nki.TensorSpec(X.shape, "float32")
+    if before == "trace":
+        nki.profile(kernel)(spec)
+    elif before == "call":
+        kernel(X)
+    with pytest.raises(nki.NkiError, match="argument 'x' is a TensorSpec, which has no data") as caught:
+        kernel(spec)  # here
+    assert caught.value.kind == "argument" and "kernel(spec)  # here" in str(caught.value)

@@ -107,7 +107,7 @@ def trace_call(call: Call, has_data: bool) -> Traced:
 def _run_python(call: Call, launch: Launch) -> tuple[Transfer, list[Any]]:
     """Run the kernel's function on every core. Returns its tensors, and what each core returned."""
     storages = parameter_storages(call.arguments.tensors, launch)
-    transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options)
+    transfer = Transfer(call.arguments.tensors, storages, call.machine, call.options, launch.has_data)
     if launch.executes:
         for storage, raw in transfer.inputs.items():
             launch.execution.memories.borrow(storage, raw)

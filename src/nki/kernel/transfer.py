@@ -44,6 +44,7 @@ class Transfer:
         storages: Sequence[Storage],
         machine: Machine,
         options: Options,
+        has_data: bool = True,
     ):
         self.machine = machine
         self.options = options
@@ -62,6 +63,12 @@ class Transfer:
                     self._check_framework(value, framework, name, frameworks)
                 frameworks.add(framework.name)
                 self._lend(value, framework, storage)
+            elif has_data:
+                raise error(
+                    "argument",
+                    f"argument '{name}' is a TensorSpec, which has no data",
+                    help="pass an array; nki.profile(kernel) and kernel.trace take TensorSpecs",
+                )
 
     # ---- in --------------------------------------------------------------------------------------
 
@@ -195,12 +202,6 @@ def parameter_storages(tensors: Sequence[TensorArgument], launch: Launch) -> lis
 def _storage(tensor: TensorArgument, number: int, launch: Launch) -> Storage:
     name, value, framework = tensor
     shape = tuple(map(int, value.shape))
-    if framework is None and launch.has_data:
-        raise error(
-            "argument",
-            f"argument '{name}' is a description without data",
-            help="pass an array to run the kernel; descriptions serve nki.profile",
-        )
     if framework is not None and not shape:
         raise error(
             "scalar-argument",
