@@ -68,6 +68,24 @@ def test_the_readme_names_the_default_platform():
     assert f"The platform is `{DEFAULT_PLATFORM}` unless" in text("README.md")
 
 
+def table_rows(page):
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"
+    ]
+
+
+def test_the_readme_compares_as_the_page_of_comparison_does():
+    rows = table_rows(text("docs/comparison.md"))
+    names = next(row for row in rows if row[:2] == ["", "Open NKI"])[1:]
+    mistakes = [row[1:] for row in rows if "returns" in row or any("**stops**" in cell for cell in row)]
+    times = {row[0]: row[1:] for row in rows if row[0] in names and re.match(r"[\d.]+, [\d.]+", row[1])}
+    for number, name in enumerate(names):
+        cells = [row[number] for row in mistakes if row[number] != "-"]
+        matmul, _, attention = (re.search(r", ([\d.]+)", cell)[1] for cell in times[name])
+        noticed = f"{sum('**' in cell for cell in cells)} of {len(cells)}"
+        assert [name, noticed, matmul, attention] in table_rows(text("README.md"))
+
+
 def test_the_page_of_portability_lists_every_release():
     assert re.findall(r"^\| `(aws-[\d.]+)` \| [\d.]+ \|", text("docs/portability.md"), re.M) == list(NAMES)
 

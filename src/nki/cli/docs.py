@@ -180,7 +180,7 @@ def main(arguments: list[str]) -> None:
         (path.parent / "kinds").mkdir(exist_ok=True)
         for name, text in kinds_pages().items():
             (path.parent / name).write_text(text)
-        print(f"wrote {RELEASE_PAGE}, {path.parent / 'kinds.md'} and the pages of its sections")
+        print(f"wrote {RELEASE_PAGE} and {path.parent / 'kinds'}")
 
 
 if __name__ == "__main__":

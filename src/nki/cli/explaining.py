@@ -53,6 +53,7 @@ def _list_kinds() -> None:
 
 # ---- docs/kinds.md and docs/kinds ----------------------------------------------------------------
 
+FOLDER = "kinds"
 NOTE = (
     "<!-- Written by `make docs` (`python -m nki.cli.docs`). Do not edit: change the pages in "
     "`src/nki/check/pages`. -->"
@@ -70,13 +71,15 @@ def kinds_pages() -> dict[str, str]:
         lines += [f"## {title}", "", "| kind | meaning |", "|---|---|"]
         lines += [f"| [`{kind}`]({kind_link(kind)}) | {_sentence(pages[kind])} |" for kind in sorted(pages)]
         lines += [""]
-    return {"kinds.md": "\n".join(lines)} | {f"kinds/{_file(title)}": _section(title) for title in SECTIONS}
+    return {f"{FOLDER}.md": "\n".join(lines)} | {
+        f"{FOLDER}/{_file(title)}": _section(title) for title in SECTIONS
+    }
 
 
 def kind_link(kind: str) -> str:
     """Return where a kind is explained, as a path below docs."""
     section = next(title for title, pages in SECTIONS.items() if kind in pages)
-    return f"kinds/{_file(section)}#{kind}"
+    return f"{FOLDER}/{_file(section)}#{kind}"
 
 
 def _file(title: str) -> str:
