@@ -215,23 +215,32 @@ class _Server:
         self.process.wait()
 
 
+_starting = threading.Lock()  # two threads that need the server start one
+
+
+def server() -> _Server:
+    """Return the server of this process."""
+    with _starting:
+        return _server_of(os.getpid())  # a copy of this process needs its own
+
+
 @cache
-def _server(process: int) -> _Server:
-    """Return the server of a process, by its number: a copy of that process needs its own."""
+def _server_of(process: int) -> _Server:
     return _Server()
 
 
 def _forked(isolated: bool, pipes: Sequence[int]) -> _Forked:
     try:
-        return _server(os.getpid()).start(isolated, pipes)
+        return server().start(isolated, pipes)
     except OSError:  # without isolation a submission can end the server
-        _server.cache_clear()
-        return _server(os.getpid()).start(isolated, pipes)
+        with _starting:
+            _server_of.cache_clear()
+        return server().start(isolated, pipes)
 
 
 def isolation() -> bool:
     """Return whether this system has namespaces for children that run foreign code."""
-    return FORKS and _server(os.getpid()).isolates
+    return FORKS and server().isolates
 
 
 class _Reader(threading.Thread):

@@ -263,8 +263,7 @@ def test_a_damaged_answer_is_an_error(data):
 
 @pytest.mark.skipif(not sandbox.FORKS, reason="children are new processes")
 def test_a_server_that_was_killed_is_started_again(tmp_path):
-    isolation()
-    server = sandbox._server(os.getpid()).process
+    server = sandbox.server().process
     os.kill(server.pid, signal.SIGKILL)
     server.wait()
     assert verdicts_on(tmp_path, {"right": given.RIGHT})["right"].passed
