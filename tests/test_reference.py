@@ -7,8 +7,13 @@ import inspect
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import name_pages
+import nki
+import nki.language as nl
+import patterns
 import texts
 from documented_kernels import checked, show_source
 from nki.machine.dtypes import DType
@@ -77,3 +82,44 @@ def test_help_shows_the_text():
     text = inspect.getdoc(nisa.tensor_scalar)
     assert text.startswith("dst = (data <op0> operand0) <op1> operand1")
     assert sections(ROOT / "src/nki/reference/isa/elementwise.md")["tensor_scalar"] in text
+
+
+# ---- pages -----------------------------------------------------------------------------------------
+
+
+def test_every_name_has_a_page_with_its_parts():
+    pages = name_pages.pages()
+    assert set(pages) == {f"{p}/{n}.md" for p, prefix in name_pages.DOCUMENTED.items() for n in names(prefix)}
+    for path, page in pages.items():
+        assert "## Example\n" in page and "**See also:** [`" in page, path
+        assert len(page) < 100_000, path
+    for name in ("tensor_scalar", "dma_copy", "nc_matmul"):
+        page = pages[f"nki.isa/{name}.md"]
+        assert "def compute(" in page and "Source: machine specification [" in page
+        assert "| `dst` | `NkiTensor` |" in page and "kinds/shapes-and-views.md#shape" in page
+
+
+def test_patterns_have_drawings():
+    pages = name_pages.pages()
+    for name in ("nki.isa/iota", "nki.isa/affine_select", "nki.language/NkiTensor"):
+        assert pages[f"{name}.md"].count("<svg") >= 3
+
+
+@pytest.mark.parametrize("pattern, offset", [([[6, 2], [2, 3]], 0), ([[6, 2], [0, 2], [1, 3]], 3)])
+def test_a_drawing_shows_what_an_access_pattern_reads(pattern, offset):
+    read = []
+
+    @nki.jit
+    def kernel(x):
+        tile = nl.load(x)
+        read.append(np.asarray(tile.ap(pattern, offset=offset)))
+        nl.device_print("tile", tile)
+
+    kernel(np.arange(12, dtype=np.float32).reshape(2, 6))
+    assert patterns.places(pattern, offset).tolist() == read[-1].reshape(-1).tolist()
+
+
+def test_a_drawing_of_iota_shows_its_values():
+    values = [5 + 100 * p + 10 * y + x for p in (0, 1) for y in (0, 1) for x in (0, 1, 2)]
+    shown = re.findall(r'fill-opacity="1">(-?\d+)<', patterns.iota([[10, 2], [1, 3]], 5, 100))
+    assert shown == [str(value) for value in values]

@@ -6,6 +6,7 @@ lists the pages for programs.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 import llms
+import name_pages
 import pages
 import reference
 
@@ -32,7 +34,11 @@ def prepare(target: Path = SOURCES) -> None:
         (target / {"README.md": "index.md"}.get(name, name)).write_text(text, encoding="utf-8")
     (target / "reference").mkdir()
     for name, text in reference.pages().items():
-        (target / "reference" / name).write_text(text, encoding="utf-8")
+        path = target / "reference" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    listed = json.dumps(name_pages.navigation())
+    (target / "reference" / "navigation.json").write_text(listed, encoding="utf-8")
     chapters = sorted(str(path) for path in (ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
     pages.main(["--notebooks", str(target / "tutorial" / "notebooks"), *chapters])
     (target / "llms.txt").write_text(llms.text(target), encoding="utf-8")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import name_pages
 from nki.cli import parser
 from nki.cli.docs import source_links
 from nki.machine.dtypes import DType
@@ -37,6 +38,7 @@ def pages() -> dict[str, str]:
     found = {f"{name}.md": _module_page(name) for name in MODULES}
     return {
         **found,
+        **name_pages.pages(),
         "nkilib.md": _library_page(),
         "command-line.md": _command_page(),
         "machine.md": _machine_page(),
@@ -49,10 +51,13 @@ def pages() -> dict[str, str]:
 def _module_page(name: str) -> str:
     module = importlib.import_module(name)
     entries = [Entry(n, getattr(module, n), name) for n in public_names(module)]
+    parts = [f"# {name}\n", inspect.getdoc(module) or "", ""]
+    if name in name_pages.DOCUMENTED:  # names with a page of their own, then the others
+        parts.append(name_pages.index(name))
+        entries = [entry for entry in entries if not name_pages.has_page(name, entry.name)]
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(group(entry.value), []).append(entry)
-    parts = [f"# {name}\n", inspect.getdoc(module) or "", ""]
     for title in sorted(groups, key=_ORDER.index):
         parts.append(f"## {title}\n")
         parts += [_constants(groups[title])] if title in _TABLES else [_entry(e) for e in groups[title]]
