@@ -206,10 +206,6 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         """Return it for operands with one more dimension after the partitions; None if that means another."""
         return None
 
-    def fills_zero(self) -> bool:
-        """Return True if it only fills a tile with zeros."""
-        return False
-
     def activation_table(self) -> str | None:
         """Return the activation function whose table ScalarE needs."""
         return None

@@ -129,9 +129,6 @@ class Memset(Instruction):
     value: Number
     engine: engine = UNKNOWN
 
-    def fills_zero(self) -> bool:
-        return self.value == 0
-
     def check(self, machine: Machine) -> None:
         value, dtype = self.value, self.dst.dtype
         if not rules.is_number(value):

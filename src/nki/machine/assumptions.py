@@ -100,6 +100,7 @@ ASSUMPTIONS: dict[str, str] = {
     "swdge_descriptor_ns": "trn2 and trn3: as measured on trn1",
     "swdge_instruction_ns": "trn1 and trn3: as seen on trn2",
     "swdge_spacing_ns": "trn1 and trn3: as measured on trn2",
+    "swdge_wait_ns": "trn1: not known; trn3: as measured on trn2",
     "tensor_drain_ns": "trn1: from one MATMUL bar; trn3: as trn2",
     "transpose_issue_slots": "trn3: 'close to 2x' on chains, modelled as a second slot",
     "vector_access_cycles": "trn2 and trn3: taken to be hidden",
@@ -137,7 +138,7 @@ ASSUMED_TRN1 = ASSUMED_ALWAYS | {
     "fix_accumulator_read_ns", "fix_activation_ns", "fix_gpsimd_ns", "fix_memset_ns", "fix_scalar_copy_ns",
     "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns", "half_rate_rule", "register_load_ns",
     "register_move_ns", "sbuf_partition_stride_bytes", "scalar_operand_ns", "semaphore_ns",
-    "swdge_instruction_ns", "swdge_spacing_ns", "tensor_drain_ns", "vector_operand_ns",
+    "swdge_instruction_ns", "swdge_spacing_ns", "swdge_wait_ns", "tensor_drain_ns", "vector_operand_ns",
     "vector_scan_initial_ns",
 }
 ASSUMED_TRN2 = ASSUMED_ALWAYS | {
@@ -158,7 +159,7 @@ ASSUMED_TRN3 = ASSUMED_TRN2 | {
     "hbm_gbs", "hwdge_ns", "kernel_overhead_ns", "matmul_gap_cycles", "register_load_ns",
     "register_move_ns", "same_engine_gap_ns", "sbuf_partition_stride_bytes", "scalar_activation",
     "scalar_operand_ns", "semaphore_ns",
-    "swdge_instruction_ns", "swdge_spacing_ns", "tensor_drain_ns", "transpose_issue_slots",
+    "swdge_instruction_ns", "swdge_spacing_ns", "swdge_wait_ns", "tensor_drain_ns", "transpose_issue_slots",
     "vector_copy_16bit_to_fp32", "vector_copy_fp32_to_16bit", "vector_memset", "vector_operand_ns",
     "vector_predicated_scalar",
     "vector_psum_fp32", "vector_reciprocal", "vector_reduce_16bit", "vector_scan_initial_ns",

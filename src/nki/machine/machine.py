@@ -217,6 +217,8 @@ class Machine:
     # and 13 for rows of 256 B at 20 GB/s
     dma_address_ns: float = 1000.0  # 9.3 [T] trigger held, at least, where the address is read at run time
     swdge_descriptor_ns: float = 14.0  # 9.3 [T] and per row of a gather or scatter
+    # stores of eight traces are triggered 1,192 to 1,359 ns after the instruction they wait for
+    swdge_wait_ns: float = each(0.0, 1150.0)  # 9.3 [T] until software begins with a store it has waited for
     static_trigger_ns: float = 60.0  # 9.3 [U] sequencer held per static DMA
     dma_default_mode: str = each("static", "software")  # 9.3 [U] what dge_mode.unknown means
 

@@ -95,6 +95,7 @@ RANGES: dict[str, Any] = {
     "swdge_descriptor_ns": (13.0, 15.0),
     "swdge_instruction_ns": (8.0, 31.0),  # a picture, a measurement
     "swdge_spacing_ns": (538.0, 860.0),  # measurements, and the chart of throughput by size
+    "swdge_wait_ns": (0.0, 1150.0),  # as measured on trn2
     "tensor_drain_ns": CARRIED,
     "transpose_issue_slots": (1, 2),
     "vector_access_cycles": (0.0, 44.0),  # hidden; trn2: a profile shows 44

@@ -94,6 +94,8 @@ def _make(
 ) -> DmaTransfer:
     issue = {"software": m.swdge_spacing_ns, "hardware": m.hwdge_ns, "static": m.static_trigger_ns}[mode]
     dispatch = m.dma_dispatch_load_ns if load else m.dma_dispatch_store_ns
+    if mode == "software" and not load:
+        dispatch += m.swdge_wait_ns
     if mode == "hardware":  # the unit makes the descriptors first: 1,330 ns from the trigger in the traces
         dispatch += m.hwdge_ns
     notify = m.dma_notify_load_ns if load else m.dma_notify_store_ns

@@ -248,6 +248,8 @@ def _transfer_fields(op: Operation, transfer: Any, m: Machine) -> Iterator[str]:
     way = "load" if load else "store"
     yield from ("dma_descriptor_ns", "dma_bytes_per_ns", "dma_skew_ns")
     yield from (f"dma_dispatch_{way}_ns", f"dma_notify_{way}_ns", ISSUE_FIELDS[transfer.mode])
+    if transfer.mode == "software" and not load:
+        yield "swdge_wait_ns"
     if not isinstance(op.instruction, TransferInstruction) or op.instruction.uses_default_dge():
         yield "dma_default_mode"
     if op.instruction is not None and address_ns(op.instruction, m):

@@ -20,12 +20,16 @@ BEGUN, FREE, DONE, SEEN = range(4)  # moments of an operation; SEEN: its own eng
 
 
 def releases(producer_is_dma: bool, same_engine: bool, why: str) -> int:
-    """Return the moment of a producer from which it no longer blocks a consumer."""
+    """Return the moment of a producer from which it no longer blocks a consumer.
+
+    An engine tells others that it is done, never that it has read its operands: in device traces every
+    semaphore is set "@complete", and a matmul overwrites a bank 53 to 57 ns after the bar of its last reader.
+    """
     if producer_is_dma:
         return BEGUN if why == ORDER else DONE
     if same_engine:
         return SEEN if why == RAW else FREE
-    return FREE if why == WAR else DONE
+    return DONE
 
 
 def latency(machine: Machine, moment: int, producer_is_dma: bool, same_engine: bool, to_dma: bool) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...ir.boxes import box
 from ...ir.effects import overwrites
 from ...ir.instruction import MatmulInstruction
+from ...ir.semantics import Fill
 from ...ir.storage import Storage
 from ...machine.memories import PSUM
 from .compilation import Compilation
@@ -54,7 +55,7 @@ def _is_start(core: Compilation, number: int) -> bool:
     item, uses = core.items[number], core.uses
     out = item.done.writes[0]
     tile = out.storage
-    if out.buffer is not PSUM or not item.instruction.fills_zero() or not core.is_free(item):
+    if out.buffer is not PSUM or item.instruction.meaning(core.machine) != Fill(0) or not core.is_free(item):
         return False
     if uses.writers[tile][0] != number or tile.address is not None or not out.covers_storage():
         return False
