@@ -93,16 +93,15 @@ def _explain_case(case: CaseVerdict) -> Iterator[str]:
     if case.detail:
         yield f"{case.name}: the kernel stops with an error ({case.problem})"
         yield from case.detail.splitlines()
-    elif worst is not None and worst.index:
+    elif worst is None:
+        yield from (f"{case.name}: {text}" for text in (case.problem, *case.findings) if text)
+    elif not worst.index:
+        yield f"{case.name}: {worst.message}"
+    else:
         yield f"{case.name}: the result is wrong, most at {worst.index}"
         yield f"expected {worst.expected:g}, got {worst.got:g}"
         if worst.got is not None and not isfinite(worst.got):
             yield NAN
-    elif worst is not None:
-        yield f"{case.name}: {worst.message}"
-    else:
-        yield f"{case.name}: {case.problem or 'it does not fit, or it races'}"
-    yield from case.findings
     if case.problem.startswith("too slow"):
         yield from (f"advice: {piece['title']}" for piece in case.advice)
 
