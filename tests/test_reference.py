@@ -1,4 +1,4 @@
-"""Every public name of nki.isa and nki.language has a complete text, whose example runs."""
+"""Every public name of nki.isa, nki.language and nki.collectives has a complete text, whose example runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def names(prefix: str) -> list[str]:
     return [n for n, v in values.items() if not isinstance(v, tables) and not inspect.ismodule(v)]
 
 
-@pytest.mark.parametrize("prefix", ["nisa", "nl"])
+@pytest.mark.parametrize("prefix", texts.PACKAGES)
 def test_every_public_name_has_a_complete_text(prefix):
     found = {}
     for file in texts.files():

@@ -17,8 +17,10 @@ from nki.cli.explaining import kind_link
 from nki.machine.operators import Operator
 from nki.reference import sections
 
-DOCUMENTED = {"nki.isa": "nisa", "nki.language": "nl"}
+DOCUMENTED = {"nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "ncc"}
 PRELUDE = "import numpy as np\nimport nki\nimport nki.isa as nisa\nimport nki.language as nl"
+RANKS = "\nimport nki.collectives as ncc\nfrom nki.ranks import run_ranks"
+_HEAD = "---\nsearch:\n  boost: 4\n---\n"  # a name's own page comes before pages that mention it
 _ITEM = re.compile(r"^- ((?:`\w+`(?:, )?)+): (.*)$", re.MULTILINE)
 
 
@@ -87,7 +89,8 @@ def _page(prefix: str, name: str, text: str) -> str:
     body, _, facts = text.partition("\nFacts:\n")
     body = _with_table(body, value)
     body = body.replace("Operation:\n\n", "## Operation\n\n", 1)
-    body = body.replace("Example:\n\n", f"## Example\n\n```python\n{PRELUDE}\n```\n\n", 1)
+    prelude = PRELUDE + (RANKS if prefix == "ncc" else "")
+    body = body.replace("Example:\n\n", f"## Example\n\n```python\n{prelude}\n```\n\n", 1)
     body = re.sub(r"^Members:$", "## Members", body, flags=re.MULTILINE)
     body = re.sub(r"^See also: .*$", lambda m: _see_also(m[0], prefix), body, flags=re.MULTILINE)
     drawn = patterns.drawings(f"{prefix}.{name}")

@@ -1,5 +1,6 @@
 """nki.collectives (ncc): what ranks exchange. A plain call is a world of one rank (spec/collectives.md 4)."""
 
+from ..reference import document as _document
 from .groups import ReplicaGroup
 from .operations import (
     all_gather,
@@ -27,6 +28,7 @@ __all__ = [
     "rank_id",
     "reduce_scatter",
 ]
+_document(globals())
 
 
 def __dir__() -> list[str]:
