@@ -1,6 +1,8 @@
 """Transformed programs compute what the program computes, bit for bit."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,3 +196,8 @@ def test_an_unknown_name_of_a_transformation_is_an_error():
         program = build([]).trace(nki.TensorSpec(X.shape, "float32"))
     with nki.options(without=("load",)), pytest.raises(NkiError, match="no transformation 'load'"):
         schedule(program)
+
+
+def test_the_document_lists_every_transformation():
+    page = (Path(__file__).parents[2] / "docs" / "compiler.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE) == [one.name for one in TRANSFORMATIONS]
