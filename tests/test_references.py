@@ -59,6 +59,7 @@ LOCAL_NAMES = {
     "tests/nkilib/test_docs.py": {"library.md"},
     "tests/testing/test_workflow.py": {"testing.md"},
     "tests/timing/test_advisor.py": {"profiling.md"},
+    "tests/timing/test_compiler_programs.py": {"compiler.md"},
     "benchmarks/accuracy/__main__.py": {"accuracy.md"},
     "benchmarks/compare/__main__.py": {"comparison.md"},
     "tests/ranks/test_shard_map.py": {"jax.md"},
