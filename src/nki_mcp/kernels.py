@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +22,7 @@ from nki_grading.task import ready
 
 NAME = "kernel.py"  # of a kernel that came as text
 LARGEST_ANSWER = 8 << 20  # bytes of JSON
+FOLDER = re.compile(r"/\S*/nki-grade-\w+/")  # of a child: no agent knows it
 Value = str | int | float | bool
 
 
@@ -60,9 +62,7 @@ class Workshop:
         answer = self._child([command, place, "--json", *options], name, content, data=True)
         code, data = _sent(answer, self.limits)
         if not data:
-            raise UsageError(
-                printable(answer.printed).strip() or f"nki {command} ended with exit code {code}"
-            )
+            raise UsageError(answer.printed.strip() or f"nki {command} ended with exit code {code}")
         return parse_json(data)
 
     def run(self, arguments: Sequence[str], text: str, file: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Workshop:
         name, content = self.source(text, file)
         answer = self._child(["run", name, *arguments], name, content, data=False)
         code, _ = _sent(answer, self.limits)
-        return {"exit_code": code, "printed": printable(answer.printed), "seconds": round(answer.seconds, 2)}
+        return {"exit_code": code, "printed": answer.printed, "seconds": round(answer.seconds, 2)}
 
     def _child(self, arguments: list[str], name: str, content: bytes, data: bool) -> Answer:
         child = Child(
@@ -79,7 +79,8 @@ class Workshop:
             [self.tasks] if self.tasks else [],
         )
         with self.free:
-            return child.run({"file": name, "arguments": arguments, "data": data}, content)
+            answer = child.run({"file": name, "arguments": arguments, "data": data}, content)
+        return replace(answer, printed=FOLDER.sub("", printable(answer.printed)))
 
     # ---- tasks -----------------------------------------------------------------------------------
 
@@ -132,4 +133,4 @@ def _sent(answer: Answer, limits: Limits) -> tuple[int, bytes]:
         why = (
             WHY[answer.why].format(**asdict(limits)) if answer.why else f"ended with exit code {answer.code}"
         )
-        raise UsageError(f"the kernel {why}\n{printable(answer.printed)[-1000:]}".rstrip()) from None
+        raise UsageError(f"the kernel {why}\n{answer.printed[-1000:]}".rstrip()) from None

@@ -195,8 +195,12 @@ def test_hostile_kernels_are_stopped_and_see_no_task(folder):
         assert "exit code 7" in await refused(client, "profile", source="import os; os._exit(7)")
         escape = await refused(client, "profile", source="raise ValueError('\\x1b[31m mine')")
         assert "ValueError" in escape and "\x1b" not in escape
+        large = await refused(
+            client, "profile", source=attempts.RIGHT, arguments={"x": "float32[999999,999999]"}
+        )
+        assert "argument 'x' takes" in large and "-->" not in large, "no line of the kernel is to blame"
         deep = await refused(client, "check", source="import nki\nx = " + "(" * 5000 + ")" * 5000)
-        assert "too many nested parentheses" in deep
+        assert "too many nested parentheses" in deep and "nki-grade" not in deep
         ran = await asked(client, "run", source=peek)
         assert ran["exit_code"] == 1 and "kernel.py" in ran["printed"] or not isolation()
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
+from types import CodeType
 
 from .. import __version__, plugins
 from ..errors import NkiError, NkiFileError, nearest
@@ -57,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         complain(f"nki {options.name}: {problem.message}\n  help: {problem.help}")
         return WRONG_USAGE
     except NkiError as problem:
+        if problem.site is not None and problem.site.code in callers():
+            problem.site = None  # what started this command is no code of the user
         complain(traceback.format_exc() if options.traceback else f"{type(problem).__name__}: {problem}")
         return WRONG_KERNEL
     except BrokenPipeError:  # `nki check ... | head` closed the pipe; the exit code stays that of the check
@@ -71,6 +74,16 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as problem:
         complain(traceback.format_exc() if options.traceback else user_traceback(problem))
         return WRONG_KERNEL
+
+
+def callers() -> set[CodeType]:
+    """Return the code of every function that is running above `main`."""
+    frame = sys._getframe(2)
+    found = set()
+    while frame is not None:
+        found.add(frame.f_code)
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
 
 
 def unknown_command(top: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:

@@ -135,7 +135,12 @@ def size(count: int) -> str:
     return shown(count)
 
 
-EXTRAS = {"perfetto": "perfetto protobuf", "torch": "torch", "jax": "jax"}  # what pip installs for each
+EXTRAS = {
+    "perfetto": "perfetto protobuf",
+    "torch": "torch",
+    "jax": "jax",
+    "mcp": "mcp",
+}  # what pip installs for each
 
 
 def _state(name: str, needed: str) -> str:
