@@ -143,6 +143,10 @@ examples:
 
 def command_compare(options: argparse.Namespace) -> int:
     """nki compare"""
+    if options.trace:
+        return compare_with_device(options)
+    if options.b is None:
+        raise UsageError("give a second kernel or profile, or a profile of a device with --trace")
     allowed = None if options.fail_if_slower is None else part_of(options.fail_if_slower)
     with Stages(8) as stage, settings(options):
         made = make_both(options, stage)
@@ -164,6 +168,27 @@ def command_compare(options: argparse.Namespace) -> int:
     if allowed is not None and failed:
         complain(f"nki compare: {100 * slower:.1f}% slower, {100 * allowed:g}% are allowed")
     return options.code
+
+
+def compare_with_device(options: argparse.Namespace) -> int:
+    """Show a profile of a device beside the modelled run of one kernel."""
+    if options.b is not None or options.fail_if_slower is not None:
+        raise UsageError("--trace compares a device with one kernel: give one, without --fail-if-slower")
+    from ..report import device_report, device_trace
+
+    with Stages() as stage, settings(options):
+        stage(f"reading {options.trace}")
+        device = device_trace.load(options.trace)
+        made = make_profile(options.a, options, script.parse_arguments(options.arg), stage)
+    figures = device_trace.compared(device, device_trace.modelled(made.timeline))
+    if options.json:
+        print(json.dumps({"kernel": made.kernel, **figures}, indent=2))
+    else:
+        show(device_report.terminal(figures, made.kernel))
+    if options.html:
+        Path(options.html).write_text(device_report.page(figures, made.kernel), encoding="utf-8")
+        print(f"wrote {options.html}", file=sys.stderr)
+    return 0
 
 
 def part_of(text: str) -> float:
@@ -220,13 +245,16 @@ def is_saved(spec: str) -> bool:
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
-    for letter in "ab":
-        parser.add_argument(letter, help="script.py:kernel, or a file written by nki profile --save")
+    parser.add_argument("a", help="script.py:kernel, or a file written by nki profile --save")
+    parser.add_argument("b", nargs="?", help="the same; with --trace, nothing")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="a device's profile of the kernel: JSON of neuron-profile view"
+    )
     parser.add_argument(
         "--fail-if-slower", metavar="PART", help="exit with 1 when b takes longer than a by more, as in 3%%"
     )
     add_run_options(parser)
-    parser.add_argument("--html", metavar="FILE", help="write a page with both timelines; not for saved ones")
+    parser.add_argument("--html", metavar="FILE", help="write a page with both; not for saved ones")
 
 
 COMPARE = Command(
@@ -234,11 +262,13 @@ COMPARE = Command(
     "put two profiles side by side",
     """\
 Compare two kernels with the same arguments, or two saved profiles. An argument that
-one of the kernels does not have goes to the other alone.""",
+one of the kernels does not have goes to the other alone. With --trace, compare what a
+device did with the modelled run of one kernel: by engine and opcode, engine and DMA queue.""",
     command_compare,
     add_compare,
     """\
 examples:
   nki compare matmul.py:tiled matmul.py:hoisted --arg lhsT=float32[512,256] --arg rhs=float32[512,1024]
-  nki compare before.json after.json --fail-if-slower 3%""",
+  nki compare before.json after.json --fail-if-slower 3%
+  nki compare matmul.py:tiled --arg lhsT=... --arg rhs=... --trace profile_full.json --html both.html""",
 )

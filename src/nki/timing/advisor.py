@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterator
 from .advice.engine_choice import dma_transpose, other_engine
 from .advice.engines import engine_idle, psum_serial, table_reload
 from .advice.fusion import short_instructions, two_passes
-from .advice.limits import compute_bound, memory_bound
+from .advice.limits import compute_bound, critical_resource, memory_bound
 from .advice.ranks import exposed_communication
+from .advice.repeats import repeated_work
 from .advice.sbuf import spill
-from .advice.study import Advice, Study
+from .advice.study import WORTH, Advice, Study
 from .advice.transfers import dma_issue, reloaded_data, small_dma
 from .advice.work import fp32_matmul, unused_partitions
 from .timeline import Timeline
 
 __all__ = ["Advice", "advise"]
 
+MUCH = 0.1  # of the time
+
 # In this order where they gain the same: causes before symptoms, limits last.
 FINDERS: tuple[Callable[[Study], Iterator[Advice]], ...] = (
+    repeated_work,
     reloaded_data,
     spill,
     dma_transpose,
@@ -42,9 +46,25 @@ FINDERS: tuple[Callable[[Study], Iterator[Advice]], ...] = (
 
 
 def advise(timeline: Timeline) -> list[Advice]:
-    """Return the findings about a timeline, the largest gain first."""
+    """Return the findings about a timeline: first those on what decides its time, then by gain."""
     if not timeline.operations:
         return []
     study = Study(timeline)
     found = [finding for find in FINDERS for finding in find(study)]
-    return sorted(found, key=lambda finding: -finding.gain_us)
+    return _ranked(study, found)
+
+
+def _ranked(study: Study, found: list[Advice]) -> list[Advice]:
+    """Return the findings in order; if none relieves what has most of the critical path, one more names it.
+
+    It comes first unless another change gains much. An engine that waits is a symptom: a cause of half its
+    gain comes before it.
+    """
+    decisive = study.decisive
+    relieves = {one for one in found if one.resource == decisive and one.gain_us >= WORTH * study.total_us}
+    by_gain = sorted(found, key=lambda one: -one.gain_us * (0.5 if one.kind == "engine-idle" else 1.0))
+    if decisive is not None and not any(one.resource == decisive for one in found):
+        named = critical_resource(study, decisive)
+        much = bool(by_gain) and by_gain[0].gain_us >= MUCH * study.total_us
+        return [*by_gain, named] if much else [named, *by_gain]
+    return sorted(by_gain, key=lambda one: one not in relieves)

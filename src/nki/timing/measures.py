@@ -189,6 +189,15 @@ def critical_path(timeline: Timeline) -> list[PathStep]:
     return steps[::-1]
 
 
+def path_shares(timeline: Timeline) -> dict[str, float]:
+    """Return the share of each engine, and of "dma", in the critical path."""
+    spent: Counter[str] = Counter()
+    for step in critical_path(timeline):
+        op = timeline.cores[step.core].operations[step.operation]
+        spent["dma" if op.is_dma else op.kind] += step.ns  # type: ignore[assignment]
+    return {engine: ns / timeline.work_ns for engine, ns in spent.most_common()}
+
+
 # ---- assumptions ---------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..ir.dependences import RAW
 from ..ir.program import Edge, Program
@@ -23,7 +23,7 @@ def schedule(program: Program) -> Timeline:
     Of several ranks that all do the same, it is the timeline of one.
     """
     plans = plan(program)
-    return Timeline(program.machine, plans, Simulation(program.machine, plans).run())
+    return Timeline(program, plans, Simulation(program.machine, plans).run())
 
 
 def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
@@ -32,11 +32,11 @@ def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
     ran = Simulation(program.machine, plans, starts).run()
     count = len(plans)
     ranks = [ran[i * count : (i + 1) * count] for i in range(len(starts))]
-    return [Timeline(program.machine, plans, cores) for cores in ranks]
+    return [Timeline(program, plans, cores) for cores in ranks]
 
 
-def plan(program: Program) -> list[OperationPlan]:
-    """Return the operations of each core, and what they wait for."""
+def plan(program: Program, edit: Callable[[Compilation], None] | None = None) -> list[OperationPlan]:
+    """Return the operations of each core, and what they wait for; `edit` changes the kernel before that."""
     plans, places = [], []
     edges = declared(program)
     first = 0  # of the core, among the effects of the program
@@ -44,6 +44,8 @@ def plan(program: Program) -> list[OperationPlan]:
         numbers = SignatureNumbers()
         asked = numbers.entries(items, program.effects[first : first + program.length_of(core)])
         core_items = Compilation(program.machine, asked, numbers, _pinned(program, edges, core))
+        if edit is not None:
+            edit(core_items)
         changes = compiled(core_items, program.transformed, from_environment().without)
         counted = core_items.items
         first += program.length_of(core)

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..errors import Site
 from ..ir.instruction import MatmulInstruction
+from ..ir.program import Program
 from ..ir.storage import Storage
 from ..ir.view import View
-from ..machine.machine import Machine
 from ..machine.memories import MemoryRegion
 from .names import TileNames, queue_of
 from .operation import Operation
@@ -63,8 +63,9 @@ class Occupancy(NamedTuple):
 class Timeline:
     """The modelled run of a kernel. Times are ns from its first instruction."""
 
-    def __init__(self, machine: Machine, plans: list[OperationPlan], cores: list[Any]):
-        self.machine = machine
+    def __init__(self, program: Program, plans: list[OperationPlan], cores: list[Any]):
+        self.program = program
+        self.machine = program.machine
         self.plans = plans
         self.cores = cores  # CoreSimulations, run to their end
         self.operations: list[Operation] = [op for p in plans for op in p.operations]

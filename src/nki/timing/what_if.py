@@ -1,13 +1,14 @@
 """What if? The one engine that times a modelled run again with something changed.
 
-It has three levels. `same_order_ns` replays the timeline: fast, and a gain is a little understated, because
+It has four levels. `same_order_ns` replays the timeline: fast, and a gain is a little understated, because
 another order might use the change better. `new_order_ns` simulates again on the same plan of SBUF.
-`retimed_us` plans and simulates a whole program with other machine numbers.
+`replanned_ns` edits the kernel, so that SBUF and the engines of copies are chosen anew. `retimed_us` plans
+and simulates a whole program with other machine numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,12 +19,13 @@ from ..ir.program import Program
 from ..ir.rewriting import replace_engine
 from ..machine.machine import Machine
 from .change import Change
+from .compiler.compilation import Compilation
 from .core_simulation import DONE, READ, CoreSimulation
 from .dma_transfer import DmaTransfer
 from .operation import ORDER, Operation
 from .operation_plan import OperationPlan
 from .replay import Replay
-from .schedule import schedule
+from .schedule import plan, schedule
 from .simulation import Simulation
 from .timeline import Timeline
 
@@ -47,6 +49,12 @@ class WhatIf:
     def new_order_ns(self, change: Change) -> float:
         """Return ns until the last result, with a change, in the order that suits it best."""
         cores = _ChangedSimulation(self.timeline, change).run()
+        return max((t for core in cores for t in core.done), default=0.0)
+
+    def replanned_ns(self, edit: Callable[[Compilation], None]) -> float:
+        """Return ns until the last result of the edited kernel, planned and scheduled anew."""
+        machine = self.timeline.machine
+        cores = Simulation(machine, plan(self.timeline.program, edit)).run()
         return max((t for core in cores for t in core.done), default=0.0)
 
 

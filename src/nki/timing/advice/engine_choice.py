@@ -52,6 +52,7 @@ def _finding(study: Study, evicts: bool, busiest: str, other: engine, change: Ch
         f"Pass engine=nisa.engine.{other.name} there, or leave the engine of tensor_copy open.",
         lines((operations[number].site, study.held_ns(number)) for number in change.on),
         gain.us,
+        busiest,
     )
 
 
@@ -127,4 +128,5 @@ def dma_transpose(study: Study) -> Iterator[Advice]:
             "nisa.nc_transpose(engine=nisa.engine.tensor) into PSUM.",
             lines((operations[number].site, t.packet_ns) for number, t in transposing.items()),
             gain.us,
+            "dma",
         )

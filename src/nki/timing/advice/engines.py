@@ -63,6 +63,8 @@ def engine_idle(study: Study) -> Iterator[Advice]:
     worst = max(gains, key=lambda source: (gains[source].worth and gains[source].us, waited[source]))
     if not gains[worst].worth and study.is_busy("dma") and (worst != "dma" or is_memory_bound(study)):
         return  # DMA decides
+    if not gains[worst].worth and study.decisive not in (None, worst):
+        return  # what decides is not what this engine waits for
     idle, cores = percent(1 - study.active[engine]), len(study.timeline.cores)
     parts = [f"{duration(waited[source] / cores / 1e3)} for {NAMES[source]}" for source in gains]
     yield Advice(
@@ -71,6 +73,7 @@ def engine_idle(study: Study) -> Iterator[Advice]:
         f"It waits {joined(parts)}. {_overlap(study, engine, worst, gains[worst])}{_overhead(study)}",
         lines((site_of(wait.blocker), wait.ns) for source, wait in gaps if source == worst),
         gains[worst].us,
+        worst,
     )
 
 
@@ -131,6 +134,7 @@ def psum_serial(study: Study) -> Iterator[Advice]:
             f"{_banks(study, full)} {gain.text('With space for every result')}",
             lines((site_of(wait.blocker), wait.ns) for wait in blocked),
             gain.us,
+            "tensor",
         )
 
 
@@ -176,4 +180,5 @@ def table_reload(study: Study) -> Iterator[Advice]:
             "one function, then all with the next.",
             lines_of(repeated.values()),
             gain.us,
+            "scalar",
         )

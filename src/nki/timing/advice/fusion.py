@@ -139,6 +139,7 @@ def two_passes(study: Study) -> Iterator[Advice]:
                 f"{first} and {second} go over the same data: {how}. {gain.text('In one pass')}",
                 lines((pair.gone.site, study.held_ns(number)) for number, pair in gone.items()),
                 gain.us,
+                study.decisive if study.decisive == gone[worst].stays.kind else gone[worst].gone.kind,
             )
 
 
@@ -187,6 +188,7 @@ def short_instructions(study: Study) -> Iterator[Advice]:
                 "them with one instruction.",
                 lines((operations[first].site, ns) for first, ns in wasted.items()),
                 gain.us,
+                engine,
             )
 
 

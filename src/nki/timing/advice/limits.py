@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..measures import adjusted_flops, necessary_bytes
+from ..measures import adjusted_flops, critical_path, necessary_bytes, path_shares
 from .formatting import NAMES, amount, lines, percent, site_of
 from .study import Advice, Study
 
@@ -16,6 +16,8 @@ def compute_bound(study: Study) -> Iterator[Advice]:
     engine = study.busiest
     if engine is None or not study.is_busy(engine) or study.is_busy("dma"):
         return
+    if study.decisive not in (None, engine):
+        return
     weights = ((op.site, study.held_ns(number)) for number, op in study.on(engine))
     yield Advice(
         "compute-bound",
@@ -23,6 +25,7 @@ def compute_bound(study: Study) -> Iterator[Advice]:
         _roof(study) if engine == "tensor" else _less_work(engine),
         lines(weights),
         0.0,
+        engine,
     )
 
 
@@ -45,6 +48,23 @@ def _less_work(engine: str) -> str:
     )
 
 
+def critical_resource(study: Study, resource: str) -> Advice:
+    """Return the finding that a resource has most of the critical path, where no change to it is known."""
+    steps = [
+        (study.timeline.cores[step.core].operations[step.operation], step.ns)
+        for step in critical_path(study.timeline)
+    ]
+    return Advice(
+        "critical-path",
+        f"{NAMES[resource]} has {percent(path_shares(study.timeline)[resource])} of the critical path",
+        f"What {NAMES[resource]} does there comes one after the other, each step waiting for the one before: "
+        f"only less of it, or starting it earlier, makes the kernel faster.",
+        lines((site_of(op), ns) for op, ns in steps if resource in (op.kind, "dma" if op.is_dma else "")),
+        0.0,
+        resource,
+    )
+
+
 def _rates(study: Study) -> tuple[float, float]:
     """Return GB/s that DMA moves while the kernel works, and that it could reach."""
     timeline, m = study.timeline, study.machine
@@ -61,7 +81,7 @@ def is_memory_bound(study: Study) -> bool:
 
 def memory_bound(study: Study) -> Iterator[Advice]:
     """Yield a finding when DMA moves bytes as fast as it can."""
-    if not is_memory_bound(study):
+    if not is_memory_bound(study) or study.decisive not in (None, "dma"):
         return
     timeline = study.timeline
     rate, reachable = _rates(study)
@@ -76,6 +96,7 @@ def memory_bound(study: Study) -> Iterator[Advice]:
         f"{amount(moved)} travel. {_needed(needed, moved)}",
         lines(weights),
         0.0,
+        "dma",
     )
 
 

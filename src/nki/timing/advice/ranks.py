@@ -31,4 +31,5 @@ def exposed_communication(study: Study) -> Iterator[Advice]:
         "(collective_permute_implicit round a ring; allgather_compute_matmul does so).",
         lines(weights),
         exposed_us,
+        "dma",
     )

@@ -54,6 +54,7 @@ def spill(study: Study) -> Iterator[Advice]:
         f"{gain.text('Without the spills')} {_fix(study, moved)}",
         where,
         gain.us,
+        "dma",
     )
 
 

@@ -8,10 +8,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...ir.instruction import MatmulInstruction
+from ...ir.transfer_instruction import TransferInstruction
 from ...machine.memories import SBUF
 from ..change import Change
+from ..compiler.compilation import Compilation
 from ..dma_transfer import DmaTransfer
-from ..measures import is_transpose
+from ..hoisting import Hoisting
+from ..measures import is_transpose, path_shares
 from ..operation import SPACE, Operation
 from ..timeline import Timeline
 from ..timing_rules import ENGINES
@@ -19,7 +22,8 @@ from ..what_if import WhatIf
 from .formatting import duration
 
 BUSY = 0.9  # of the time: an engine that cannot do more
-LONG = 20_000  # operations
+SIMULATED = 80_000  # operations, in all new schedules together
+PART = 10_000  # instructions of a core: of a longer kernel, what repeats is studied in the first part
 WORTH = 0.01  # of the time: a smaller gain is not reported
 
 
@@ -37,6 +41,7 @@ class Advice:
     detail: str
     lines: tuple[str, ...]  # `kernels.py:72`, those that matter most first
     gain_us: float  # of the kernel's time; if another limit hides it, the gain once that one is gone
+    resource: str = ""  # the engine, or "dma", that the change relieves
 
 
 class Gain(NamedTuple):
@@ -62,6 +67,18 @@ class Gain(NamedTuple):
         return f"{condition}, the kernel would take {left} instead of {duration(self.total_us)}."
 
 
+class Hoisted(NamedTuple):
+    """A kernel that loads, or computes, each value once."""
+
+    edit: Hoisting
+    gain: Gain
+
+
+def first_part(core: Compilation) -> None:
+    """Leave out what comes after the first part of a long kernel."""
+    core.items = core.items[:PART]
+
+
 class Study:
     """What the findings about one timeline share."""
 
@@ -71,7 +88,7 @@ class Study:
         self.total_us = timeline.total_us
         self.what_if = WhatIf(timeline)
         self.replay = self.what_if.replay
-        self.rescheduled = 0  # for findings about transfers
+        self.simulated = 0  # operations in new schedules
 
     # ---- engines ---------------------------------------------------------------------------------
 
@@ -117,6 +134,13 @@ class Study:
         core = self.timeline.cores[op.core]
         return core.free[op.index] - core.start[op.index]
 
+    @cached_property
+    def decisive(self) -> str | None:
+        """The engine, or "dma", that has more than half of the critical path."""
+        share = path_shares(self.timeline)
+        longest = max(share, key=share.__getitem__, default=None)
+        return longest if longest is not None and share[longest] > 0.5 else None
+
     # ---- what-ifs --------------------------------------------------------------------------------
 
     def gain_us(self, change: Change) -> float:
@@ -127,14 +151,55 @@ class Study:
         return Gain(us, us, self.total_us)
 
     def gain_of_new_schedule(self, change: Change) -> Gain:
-        """Return the gain when everything may take another order."""
+        """Return the gain when everything may take another order, if another simulation is affordable."""
+        if not self.may_simulate():
+            return self.gain(change)
         us = max(0.0, self.timeline.work_ns - self.what_if.new_order_ns(change)) / 1e3
         return Gain(us, us, self.total_us)
 
-    def may_reschedule(self) -> bool:
-        """True while another new schedule is affordable: of a long kernel, only one is made for transfers."""
-        self.rescheduled += 1
-        return self.rescheduled <= 1 or len(self.timeline.operations) < LONG
+    @cached_property
+    def hoisted(self) -> Hoisted:
+        """Each value loaded and computed once."""
+        return self._hoisted(loads_only=False)
+
+    @cached_property
+    def hoisted_loads(self) -> Hoisted:
+        """Each value loaded once."""
+        everything = self.hoisted
+        if all(isinstance(item.instruction, TransferInstruction) for item in everything.edit.again):
+            return everything
+        return self._hoisted(loads_only=True)
+
+    def _hoisted(self, loads_only: bool) -> Hoisted:
+        edit, us = Hoisting(loads_only, PART), 0.0
+        if self._may_repeat():
+            part = 1 - self.what_if.replanned_ns(edit) / self._first_part_ns
+            us = max(0.0, part * self.timeline.work_ns) / 1e3
+        return Hoisted(edit, Gain(us, us, self.total_us))
+
+    @cached_property
+    def _first_part_ns(self) -> float:
+        """The time of the instructions that `hoisted` studies."""
+        if max(len(plan.instructions) for plan in self.timeline.plans) <= PART:
+            return self.timeline.work_ns
+        return self.what_if.replanned_ns(first_part)
+
+    def _may_repeat(self) -> bool:
+        """True when two instructions of one signature read the same tiles, or the same bytes of HBM."""
+        for plan in self.timeline.plans:
+            seen = set()
+            for op in plan.operations:
+                if op.instruction is not None and (reads := plan.accesses[op.position].reads):
+                    key = (plan.signatures[op.position], *((id(v.storage), v.offset) for v in reads))
+                    if key in seen:
+                        return True
+                    seen.add(key)
+        return False
+
+    def may_simulate(self) -> bool:
+        """True while another new schedule is affordable."""
+        self.simulated += len(self.timeline.operations)
+        return self.simulated <= SIMULATED
 
     def gain_of_moving_less(self, change: Change) -> Gain:
         """Return the gain of a change in data movement.
@@ -143,7 +208,7 @@ class Study:
         be faster, so the gain is reported for the kernel in which they are.
         """
         gain = self.gain(change)
-        if gain.worth and self.may_reschedule():  # with transfers gone or shorter, another order is better
+        if gain.worth:  # with transfers gone or shorter, another order is better
             gain = max(gain, self.gain_of_new_schedule(change))
         if not (self.is_busy("dma") and self.is_busy("tensor") and self.float32_matmuls):
             return gain

@@ -92,7 +92,7 @@ def reloaded_data(study: Study) -> Iterator[Advice]:
     if not tensors:
         return
     repeated = {number: first for tensor in tensors for number, first in tensor.repeated.items()}
-    gain = study.gain_of_moving_less(Change(removed=repeated))
+    gain = max(study.gain_of_moving_less(Change(removed=repeated)), study.hoisted_loads.gain)
     if not gain.worth:
         return
     often = [f"{t.name} {'' if i else 'is loaded '}{_times(t)}" for i, t in enumerate(tensors[:3])]
@@ -102,6 +102,7 @@ def reloaded_data(study: Study) -> Iterator[Advice]:
         " ".join([gain.text("Loaded once"), *(_how_to_load_once(study, t) for t in tensors[:3])]),
         _longest(study, repeated),
         gain.us,
+        "dma",
     )
 
 
@@ -171,6 +172,7 @@ def small_dma(study: Study) -> Iterator[Advice]:
             "side in the free dimension.",
             _longest(study, small),
             gain.us,
+            "dma",
         )
 
 
@@ -214,6 +216,7 @@ def dma_issue(study: Study) -> Iterator[Advice]:
                 f"{_start_less(study, mode)}",
                 _longest(study, started),
                 gain.us,
+                "dma",
             )
 
 

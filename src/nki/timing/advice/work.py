@@ -47,6 +47,7 @@ def fp32_matmul(study: Study) -> Iterator[Advice]:
             "results.",
             lines_of(matmuls.values()),
             gain,
+            "tensor",
         )
 
 
@@ -116,6 +117,7 @@ def _unused(study: Study, engine: str) -> Iterator[Advice]:
             f"{gain.text('With as few full instructions as can do this work')} {FILL[engine == 'tensor']}",
             lines((operations[number].site, ns) for number, ns in wasted.items()),
             gain.us,
+            engine,
         )
 
 
