@@ -130,7 +130,7 @@ def test_hoisting_gains_what_the_advisor_predicts():
 
 def test_hoisted_is_still_dominated_by_dma():
     found = guide("hoisted")
-    assert list(found)[:2] == ["reloaded-data", "fp32-matmul"]
+    assert list(found)[:2] == ["reloaded-data", "small-dma"] and "fp32-matmul" in found  # DMA decides
     assert "memory-bound" in found and "compute-bound" not in found
     assert found["reloaded-data"].title.startswith("rhs is loaded 8 times: DMA is busy 96.2 %")
     assert "where its matmuls are in bfloat16" in found["reloaded-data"].detail
