@@ -89,7 +89,7 @@ def _events(content: Mapping[str, Any]) -> RunEvents:
 
 
 def _rows(content: Mapping[str, Any], *names: str) -> Iterable[Mapping[str, Any]]:
-    rows = next((content[name] for name in names if name in content), [])
+    rows: Any = next((content[name] for name in names if name in content), [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"its {names[0]!r} is no list of objects")
     return rows

@@ -28,6 +28,7 @@ from .replay import Replay
 from .schedule import plan, schedule
 from .simulation import Simulation
 from .timeline import Timeline
+from .timing_rules import BEGUN, FREE
 
 
 class WhatIf:
@@ -149,3 +150,14 @@ class _ChangedCore(CoreSimulation):
                 self._satisfied(user, index, now, now)
         self._post(now, READ, index)
         self._post(now, DONE, index)
+
+    def _release(self, index: int, now: float, what: int) -> None:
+        """Release the users of an operation; those of a removed one see its operands, without a latency."""
+        if self.first + index not in self.change.removed:
+            super()._release(index, now, what)
+            return
+        rules = self.release_rules[self.operations[index].kind]
+        for user in self.users[index]:
+            moment = rules[self.operations[user].kind][self.operations[user].waits[index]].moment
+            if moment != BEGUN and (moment == FREE) == (what == READ):
+                self._satisfied(user, index, now, now)
