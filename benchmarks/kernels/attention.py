@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nki import TensorSpec
 from nkilib.core.attention.attention_cte import attention_cte
+from nkilib.experimental.attention.attention_const_max import attention_const_max
+from nkilib.experimental.attention.flash_attention2_trn3 import flash_attention_2
 
 from . import Case
 
 TILE = 128  # queries or keys
+SCALAR_GHZ = 1.2
 TENSOR_GHZ = 2.4  # columns per nanosecond, trn2
 
 
@@ -37,7 +42,29 @@ def causal(heads: int, key_heads: int, sequence: int, head_dim: int, window: int
     )
 
 
+def unmasked(kernel: Any, heads: int, queries: int, keys: int, head_dim: int, platform: str = "trn2") -> Case:
+    """Bound by ScalarE, which computes every exponential, one column of 128 keys or queries a cycle."""
+    q = (heads, head_dim, queries) if kernel is attention_const_max else (heads, queries, head_dim)
+    shapes = (q, (heads, head_dim, keys), (heads, keys, head_dim))
+    last = 8.0 if kernel is attention_const_max else head_dim**-0.5
+    return Case(
+        kernel.__name__,
+        f"{heads} heads, {queries} queries, {keys} keys x {head_dim} bf16",
+        kernel,
+        (*(TensorSpec(shape, "bfloat16") for shape in shapes), last),
+        hbm_bytes=4 * heads * (queries + keys) * head_dim,
+        flops={"bfloat16": 4.0 * heads * queries * keys * head_dim},
+        other=("Scalar", heads * queries * keys / TILE / SCALAR_GHZ / 1e3 / 2),
+        lnc=2,
+        platform=platform,
+    )
+
+
 CASES = [
+    unmasked(attention_const_max, 2, 2048, 4096, 128),
+    unmasked(attention_const_max, 4, 1024, 2048, 64),
+    unmasked(flash_attention_2, 2, 2048, 4096, 128, "trn3"),
+    unmasked(flash_attention_2, 4, 1024, 2048, 64, "trn3"),
     causal(1, 1, 4096, 128),
     causal(8, 1, 2048, 128),  # Llama 3 70B, 8 of 64 heads
     causal(8, 1, 2048, 128, lnc=2),

@@ -9,6 +9,9 @@ from nki import TensorSpec
 from nkilib.core.utils.common_types import ActFnType
 from nkilib.experimental.conv.conv1d import conv1d
 from nkilib.experimental.conv.conv3d import conv3d
+from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
+from nkilib.experimental.conv.conv3d_temporal_unroll import conv3d_temporal_unroll
+from nkilib.experimental.conv.conv3d_transpose import conv3d_transpose
 from nkilib.experimental.conv.depthwise_conv1d import depthwise_conv1d_implicit_gemm
 
 from . import Case
@@ -50,8 +53,46 @@ def depthwise(n: int, channels: int, width: int, taps: int, lnc: int = 1) -> Cas
     )
 
 
+def upsampled(x: tuple, taps: tuple, columns: int, stride: tuple) -> Case:
+    """Each input meets every tap once."""
+    outputs = prod((n - 1) * s + k for n, s, k in zip(x[2:], stride, taps, strict=True))
+    filters = (*taps, x[1], columns)
+    return Case(
+        "conv3d_transpose",
+        f"{'x'.join(map(str, x))}, K {'x'.join(map(str, taps))}, C_out {columns}, stride {stride} bf16",
+        conv3d_transpose,
+        {"x_in": spec(*x), "filters": spec(*filters), "stride": stride, "lnc_shard": True},
+        hbm_bytes=2 * (prod(x) + prod(filters) + x[0] * columns * outputs),
+        flops={"bfloat16": 2.0 * prod(x) * prod(taps) * columns},
+        lnc=2,
+    )
+
+
+def gradients(x: tuple, columns: int) -> Case:
+    """dx and dw take as many products as the forward call each; 3 x 3 x 3 taps, padded to the same size."""
+    filters, y = (3, 3, 3, x[1], columns), (x[0], columns, *x[2:])
+    inside = prod(3 * n - 2 for n in x[2:])
+    return Case(
+        "conv3d_bwd",
+        f"{'x'.join(map(str, x))}, K 3x3x3, C_out {columns} bf16",
+        conv3d_bwd,
+        {"dy": spec(*y), "x_in": spec(*x), "filters": spec(*filters), "padding": (1,) * 6},
+        hbm_bytes=2 * (2 * prod(x) + 2 * prod(filters) + prod(y)),
+        flops={"bfloat16": 4.0 * x[0] * x[1] * columns * inside},
+        lnc=2,
+    )
+
+
 SAME, GELU = (1, 1), ActFnType.GELU
 CASES = [
+    gradients((1, 128, 4, 16, 16), 128),
+    gradients((1, 64, 4, 28, 28), 64),
+    upsampled((1, 256, 4, 16, 16), (2, 2, 2), 128, (2, 2, 2)),
+    upsampled((1, 128, 4, 32, 32), (3, 3, 3), 128, (1, 2, 2)),
+    dense(
+        conv3d_temporal_unroll, (1, 64, 4, 32, 1026), (3, 3, 3), 16, 27 * 2 * 30 * 1024, lnc=2, lnc_shard=True
+    ),
+    dense(conv3d_temporal_unroll, (1, 128, 3, 16, 770), (3, 3, 3), 3, 27 * 14 * 768, lnc=2, lnc_shard=True),
     dense(conv1d, (1, 80, 3000), (3,), 384, 3 * 3000 - 2, padding=SAME, activation_fn=GELU),
     dense(conv1d, (1, 384, 3000), (3,), 384, 3 * 1500 - 1, padding=SAME, stride=2, activation_fn=GELU),
     dense(conv1d, (1, 384, 3000), (3,), 384, 3 * 3000 - 2, padding=SAME),

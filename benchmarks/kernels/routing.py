@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nki import TensorSpec
+from nkilib.experimental.moe_block.build_all2all_dispatch_metadata import build_all2all_dispatch_metadata
 from nkilib.experimental.subkernels import (
     argsort_unstable,
     build_all_to_all_v_metadata,
@@ -39,6 +40,16 @@ def reduce(tokens: int, k: int, hidden: int) -> Case:
     )
 
 
+def deduplicated(tokens: int, k: int, ranks: int, experts: int) -> Case:
+    return Case(
+        "build_all2all_dispatch_metadata",
+        f"{tokens} tokens, {k} of {experts} experts on {ranks} ranks",
+        build_all2all_dispatch_metadata,
+        (TensorSpec((tokens, k), "int32"), experts, 1024, ranks),
+        hbm_bytes=4 * tokens * k + 16 * ranks,
+    )
+
+
 def argsort(size: int) -> Case:
     row = TensorSpec((1, size), "int32")
     return Case("argsort_unstable", f"{size}", argsort_unstable, (row,), hbm_bytes=8 * size)
@@ -57,6 +68,8 @@ def metadata(tokens: int, k: int, ranks: int, experts: int) -> Case:
 CASES = [
     argsort(128),
     argsort(512),
+    deduplicated(128, 8, 16, 256),
+    deduplicated(1024, 4, 8, 128),
     metadata(32, 4, 2, 32),
     metadata(128, 8, 16, 256),
     permute(16, 8, 2880, 128),

@@ -12,9 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 from nki.frameworks.torch import differentiable
-from nkilib.experimental import misc
+from nkilib.experimental import misc, pooling
+from nkilib.experimental.conv import conv3d as forward_conv3d
+from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
 
-__all__ = ["gather", "scatter_add"]
+__all__ = ["avg_pooling_3d", "conv3d", "gather", "max_pooling_3d", "scatter_add"]
 
 
 def _gather_backward(dy: Any, input: Any, dim: int, index: Any) -> tuple:
@@ -29,5 +31,34 @@ def _scatter_add_backward(dy: Any, input: Any, dim: int, index: Any, src: Any) -
     return dy, None, misc.scatter_add_bwd(dy, dim, index)
 
 
+def _avg_pooling_backward(dy: Any, x: Any, *options: Any, **named: Any) -> Any:
+    return pooling.avg_pooling_3d_backward(dy, x, *options, **named)
+
+
+def _max_pooling_backward(dy: Any, x: Any, *rest: Any, **named: Any) -> Any:
+    *options, y = rest  # the forward result stands last
+    return pooling.max_pooling_3d_backward(dy, x, y, *options, **named)
+
+
+def _conv3d(
+    x_in: Any,
+    filters: Any,
+    bias: Any,
+    stride: tuple = (1, 1, 1),
+    padding: tuple = (0,) * 6,
+    dilation: tuple = (1, 1, 1),
+) -> Any:
+    """conv3d without an activation."""
+    return forward_conv3d(x_in, filters, bias, stride, padding, dilation)
+
+
+def _conv3d_backward(dy: Any, x_in: Any, filters: Any, bias: Any, *options: Any, **named: Any) -> Any:
+    """dx and dw, and db where there is a bias."""
+    return conv3d_bwd(dy, x_in, filters, *options, compute_db=bias is not None, **named)
+
+
+avg_pooling_3d = differentiable(pooling.avg_pooling_3d, _avg_pooling_backward)
+conv3d = differentiable(_conv3d, _conv3d_backward)
 gather = differentiable(misc.gather, _gather_backward)
+max_pooling_3d = differentiable(pooling.max_pooling_3d, _max_pooling_backward, outputs=True)
 scatter_add = differentiable(_scatter_add, _scatter_add_backward)

@@ -1,0 +1,62 @@
+"""The gradient of average pooling."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.conv.geometry import OutputSpan
+from nkilib.experimental.pooling.volumes import Volume, check_gradient, checked, jobs, load_block, store_block
+from nkilib.experimental.pooling.windows import outputs_for, spread
+
+
+@nki.jit
+def avg_pooling_3d_backward(
+    grad_output: Tensor,
+    input_tensor: Tensor,
+    kernel_size: int | tuple,
+    stride: int | tuple | None = None,
+    padding: int | tuple = 0,
+    data_format: str = "NCDHW",
+    output_format: str | None = None,
+) -> Tensor:
+    """Gradient of avg_pooling_3d for its input: each gradient spread over its window, divided by its size.
+
+    grad_output is in output_format, input_tensor in data_format; of it only shape and dtype are read.
+    The other arguments are those of the forward call. Sums are float32. Two cores share channels and blocks.
+
+    >>> x = np.zeros((1, 1, 2, 2, 2), np.float32)
+    >>> avg_pooling_3d_backward(np.full((1, 1, 1, 1, 1), 8, np.float32), x, 2).ravel().tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    p = checked("input_tensor", input_tensor, kernel_size, stride, padding, data_format, output_format)
+    check_gradient("grad_output", grad_output, p, input_tensor.dtype)
+    axes = p.axes
+    result = nl.ndarray(input_tensor.shape, input_tensor.dtype, buffer=nl.shared_hbm)
+    gradients, inputs = Volume(grad_output, p.output_first), Volume(result, p.input_first)
+    scale = 1.0 / (axes[0].taps * axes[1].taps * axes[2].taps)
+    for job in jobs(p, [axes[0].size, axes[1].size], axes[2].size, [(1, 1), (1, 1)]):
+        depth, height = outputs_for(axes[0], job.depth), outputs_for(axes[1], job.height)
+        tile = load_block(gradients, job, depth, height, nl.float32)
+        tile = spread(tile, axes[0], 1, job.depth, depth.start)
+        tile = spread(tile, axes[1], 2, job.height, height.start)
+        tile = spread(tile, axes[2], 3, OutputSpan(0, axes[2].size), 0)
+        nisa.tensor_scalar(tile, tile, nl.multiply, scale)
+        store_block(inputs, job, tile)
+    return result
+
+
+def avg_pooling_3d_backward_ref(
+    dy: np.ndarray, shape: tuple, kernel_size: tuple, stride: tuple, padding: tuple
+) -> np.ndarray:
+    """dy [B, C, Do, Ho, Wo] in float64, window by window."""
+    wide = np.zeros((*shape[:2], *(n + 2 * p for n, p in zip(shape[2:], padding, strict=True))))
+    for at in np.ndindex(*dy.shape[2:]):
+        cut = tuple(slice(a * s, a * s + k) for a, s, k in zip(at, stride, kernel_size, strict=True))
+        wide[(..., *cut)] += np.asarray(dy, np.float64)[(..., *at)][..., None, None, None] / np.prod(
+            kernel_size
+        )
+    return wide[(..., *(slice(p, p + n) for p, n in zip(padding, shape[2:], strict=True)))]
