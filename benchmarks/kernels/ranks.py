@@ -6,6 +6,7 @@ from nki import TensorSpec
 from nkilib.core.attention.attention_kv_parallel_segmented_cte import attention_kv_parallel_segmented_cte
 from nkilib.experimental.attention.ring_attention_bwd import ring_attention_spmd_bwd
 from nkilib.experimental.attention.ring_attention_fwd import ring_attention_spmd_fwd
+from nkilib.experimental.collectives.batch_shard import attn_q_batch_shard
 from nkilib.experimental.collectives.fg_allgather import fine_grained_allgather
 from nkilib.experimental.collectives.fgcc import allgather_compute_matmul
 from nkilib.experimental.collectives.sb2sb_allgather import allgather_sb2sb, allgather_sb2sb_tiled
@@ -23,6 +24,21 @@ def tensor(*shape: int, dtype: str = "bfloat16") -> TensorSpec:
 
 def group(ranks: int) -> tuple:
     return (tuple(range(ranks)),)
+
+
+def batches(ranks: int, heads: int, count: int) -> Case:
+    """The queries of all other ranks arrive; a part of them is the result."""
+    rows, part = (heads, count, 1, D), heads * count * D * BF16
+    table, space = tensor(1, ranks, dtype="int32"), tensor(ranks * heads, count, 1, D)
+    return Case(
+        "attn_q_batch_shard",
+        f"{heads} heads, {count} batches each, d {D} bf16",
+        attn_q_batch_shard,
+        (tensor(*rows), table, space, ranks, group(ranks)),
+        hbm_bytes=3 * part,
+        ranks=ranks,
+        link_bytes=(ranks - 1) * part,
+    )
 
 
 def ring(ranks: int, heads: int, tokens: int) -> Case:
@@ -121,6 +137,8 @@ def prefill(ranks: int, queries: int, prior: int, block: int = 32) -> Case:
 
 
 CASES = [
+    batches(8, 1, 32),
+    batches(4, 2, 256),
     ring(4, 1, 2048),
     ring(8, 1, 1024),
     ring_backward(2, 1, 1024),

@@ -261,6 +261,13 @@ TABLE = [
         also="mixture of experts",
     ),
     CatalogueRow(
+        "batch-shard",
+        "experimental.collectives.batch_shard",
+        "attn_q_batch_shard AttnQBatchShardLayout",
+        "2.31",
+        also="data parallel gqa attention",
+    ),
+    CatalogueRow(
         "gpsimd-topk",
         "experimental.topk",
         "gpsimd_topk create_gpsimd_topk_config GpsimdTopkConfig",
