@@ -54,7 +54,8 @@ def _conv3d(
 
 def _conv3d_backward(dy: Any, x_in: Any, filters: Any, bias: Any, *options: Any, **named: Any) -> Any:
     """dx and dw, and db where there is a bias."""
-    return conv3d_bwd(dy, x_in, filters, *options, compute_db=bias is not None, **named)
+    named["compute_db"] = bias is not None
+    return conv3d_bwd(dy, x_in, filters, *options, **named)
 
 
 avg_pooling_3d = differentiable(pooling.avg_pooling_3d, _avg_pooling_backward)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 import nki
@@ -9,6 +11,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.geometry import OutputSpan
+from nkilib.experimental.pooling.max_pooling_3d import padded_shape, without_padding
 from nkilib.experimental.pooling.volumes import Volume, check_gradient, checked, jobs, load_block, store_block
 from nkilib.experimental.pooling.windows import outputs_for, spread
 
@@ -53,10 +56,9 @@ def avg_pooling_3d_backward_ref(
     dy: np.ndarray, shape: tuple, kernel_size: tuple, stride: tuple, padding: tuple
 ) -> np.ndarray:
     """dy [B, C, Do, Ho, Wo] in float64, window by window."""
-    wide = np.zeros((*shape[:2], *(n + 2 * p for n, p in zip(shape[2:], padding, strict=True))))
+    wide = np.zeros(padded_shape(shape, padding))
+    share = np.asarray(dy, np.float64) / math.prod(kernel_size)
     for at in np.ndindex(*dy.shape[2:]):
-        cut = tuple(slice(a * s, a * s + k) for a, s, k in zip(at, stride, kernel_size, strict=True))
-        wide[(..., *cut)] += np.asarray(dy, np.float64)[(..., *at)][..., None, None, None] / np.prod(
-            kernel_size
-        )
-    return wide[(..., *(slice(p, p + n) for p, n in zip(padding, shape[2:], strict=True)))]
+        d, h, w = (slice(a * s, a * s + k) for a, s, k in zip(at, stride, kernel_size, strict=True))
+        wide[:, :, d, h, w] += share[:, :, at[0], at[1], at[2]][:, :, None, None, None]
+    return without_padding(wide, shape, padding)

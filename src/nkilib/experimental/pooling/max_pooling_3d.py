@@ -51,3 +51,14 @@ def windows_ref(
 def max_pooling_3d_ref(x: np.ndarray, kernel_size: tuple, stride: tuple, padding: tuple) -> np.ndarray:
     """x [B, C, D, H, W] in float64."""
     return windows_ref(x, kernel_size, stride, padding, -np.inf).max((-3, -2, -1))
+
+
+def padded_shape(shape: tuple, padding: tuple) -> tuple:
+    """[B, C, D, H, W] with padding on both sides of the last three."""
+    return (*shape[:2], *(n + 2 * p for n, p in zip(shape[2:], padding, strict=True)))
+
+
+def without_padding(wide: np.ndarray, shape: tuple, padding: tuple) -> np.ndarray:
+    """The part of padded [B, C, D, H, W] that has this shape."""
+    d, h, w = (slice(p, p + n) for p, n in zip(padding, shape[2:], strict=True))
+    return wide[:, :, d, h, w]

@@ -10,7 +10,7 @@ import nki.language as nl
 from nkilib.core.utils.tiles import like
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.geometry import OutputSpan, covered, inputs_for, tap_of, taps_of
-from nkilib.experimental.pooling.max_pooling_3d import windows_ref
+from nkilib.experimental.pooling.max_pooling_3d import padded_shape, windows_ref, without_padding
 from nkilib.experimental.pooling.volumes import Volume, check_gradient, checked, jobs, load_block, store_block
 from nkilib.experimental.pooling.windows import inputs_of_tap, outputs_for
 
@@ -102,9 +102,9 @@ def max_pooling_3d_backward_ref(
     """dy [B, C, Do, Ho, Wo] and x in float64, window by window."""
     views = windows_ref(x, kernel_size, stride, padding, -np.inf)
     first = views.reshape(*views.shape[:5], -1).argmax(-1)
-    wide = np.zeros((*x.shape[:2], *(n + 2 * p for n, p in zip(x.shape[2:], padding, strict=True))))
+    wide = np.zeros(padded_shape(x.shape, padding))
     for at in np.ndindex(*dy.shape):
         tap = np.unravel_index(first[at], kernel_size)
-        place = tuple(a * s + t for a, s, t in zip(at[2:], stride, tap, strict=True))
-        wide[(*at[:2], *place)] += float(dy[at])
-    return wide[(..., *(slice(p, p + n) for p, n in zip(padding, x.shape[2:], strict=True)))]
+        d, h, w = (a * s + int(t) for a, s, t in zip(at[2:], stride, tap, strict=True))
+        wide[at[0], at[1], d, h, w] += float(dy[at])
+    return without_padding(wide, x.shape, padding)

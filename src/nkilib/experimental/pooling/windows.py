@@ -53,7 +53,7 @@ def reduced(
     shape = list(tile.shape)
     shape[dim] = size_of(span)
     result = nl.ndarray(tuple(shape), dtype, buffer=nl.sbuf)
-    taps = []
+    taps: list[int] = []
     for tap in range(axis.taps):
         part = inside(axis, tap, span)
         if size_of(part) == size_of(span):
