@@ -20,7 +20,7 @@ import pages
 import reference
 
 ROOT = Path(__file__).parents[1]
-# the theme's search asks another server for what browsers of today have
+# the theme asks another server for what lets search run from a folder; docs/worker.js does it
 ELSEWHERE = re.compile(r'<script src="?https://unpkg[^>]*></script>')
 SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
 
@@ -51,7 +51,9 @@ def main() -> int:
     done = subprocess.run([*command, "--config-file", str(ROOT / "mkdocs.yml")], cwd=ROOT, env=quiet)
     if done.returncode == 0:
         for page in SITE.rglob("*.html"):
-            page.write_text(ELSEWHERE.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
+            up = "../" * (len(page.relative_to(SITE).parts) - 1)
+            ours = f'<script src="{up}worker.js"></script>'
+            page.write_text(ELSEWHERE.sub(ours, page.read_text(encoding="utf-8")), encoding="utf-8")
         print(f"wrote {SITE.relative_to(ROOT)}: open {SITE.relative_to(ROOT)}/index.html")
     return done.returncode
 
