@@ -107,7 +107,7 @@ class Machine:
     fp32_transpose_factor: int = each(4, 2)  # 5.2 [D] plain float32 matmul on v2, transpose mode after
     transpose_issue_slots: int = each(1, 1, 2)  # 5.2 [U] a second slot: transposes run behind matmuls
     half_rate_rule: bool = each(False, True)  # 5.3 [T] the PE array has a half and a full clock
-    half_rate_window_ns: float = 4096 / 1.2  # 5.3 [T] work = K/128 x busy fraction at the full rate
+    half_rate_window_ns: float = 3413.0  # 5.3 [T] 4,096 cycles of 1.2 GHz
     half_rate_threshold: float = 0.375  # 5.3 [T] after a window with less ...
     half_rate_slowdown: float = 2.0  # 5.3 [T] ... the next is slower by this factor
 
