@@ -1,36 +1,18 @@
 """Every published figure that we may show, with the kernel it was published for.
 
-`use` is how the model uses the figure: `fitted` where a constant was fitted on it, `rule` where a
-rule was read from its profile, `held back` where it was used for neither, and only checks the model.
+`use` is how the model uses the figure: `fitted` where a constant was fitted on it, `read` where a rule was
+read from it, `same source` where rules were read from other rows of its source, `never used` where it only
+checks the model.
 """
 
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from . import experiments, mamba
+from . import experiments, kernel_fusion, kiln, mamba
+from .case import Case, total_us
 from .experiments import length, packets, spacing, spec, tensor_rate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "matmul"))
-
-
-class Case(NamedTuple):
-    """A kernel and its published figures: (name, unit, value, how ours is read off a profile)."""
-
-    name: str
-    source: str
-    use: str
-    target: str
-    kernel: Any
-    arguments: tuple
-    figures: tuple
-    quick: bool = False
-    long: bool = False  # minutes
-    only: tuple = ()  # transformations of the compiler, for a figure of an old-API kernel
-
-
-def total_us(p):
-    return p.total_us
 
 
 def total_ms(p):
@@ -79,7 +61,17 @@ def five_steps():
             (n, u, v, read) for (n, u, read), v in zip(READ, values, strict=True) if v is not None
         )
         title = f"matmul 4096x8192x8192 fp32, {name}"
-        yield Case(title, GUIDE, "fitted", "trn2", getattr(kernels, name), arguments, figures, long=True)
+        yield Case(
+            title,
+            GUIDE,
+            "fitted",
+            "trn2",
+            getattr(kernels, name),
+            arguments,
+            figures,
+            long=True,
+            family="matmul guide",
+        )
 
 
 TUTORIAL = "fused Mamba tutorial"
@@ -87,15 +79,15 @@ TUTORIAL = "fused Mamba tutorial"
 
 def mambas():
     rows = [  # version, channels, length, total us, VectorE active us, use
-        ("v1", 256, 512, 172.93, 148.99, "rule"),
-        ("v1", 4096, 512, 2340, 2120, "rule"),
-        ("v2", 4096, 512, 1610, 1570, "rule"),
-        ("v2", 4096, 2048, 8900, None, "held back"),
-        ("v2", 4096, 8192, 53330, 31320, "rule"),
-        ("v3", 4096, 1024, 3300, None, "held back"),
-        ("v3", 4096, 2048, 6600, None, "held back"),
-        ("v3", 4096, 4096, 13300, None, "held back"),
-        ("v3", 4096, 8192, 27800, 26260, "held back"),
+        ("v1", 256, 512, 172.93, 148.99, "read"),
+        ("v1", 4096, 512, 2340, 2120, "read"),
+        ("v2", 4096, 512, 1610, 1570, "read"),
+        ("v2", 4096, 2048, 8900, None, "same source"),
+        ("v2", 4096, 8192, 53330, 31320, "read"),
+        ("v3", 4096, 1024, 3300, None, "same source"),
+        ("v3", 4096, 2048, 6600, None, "same source"),
+        ("v3", 4096, 4096, 13300, None, "same source"),
+        ("v3", 4096, 8192, 27800, 26260, "same source"),
     ]
     for version, channels, columns, total, vector, use in rows:
         figures = [("total", "us", total, total_us)]
@@ -106,25 +98,26 @@ def mambas():
         arguments = tuple(mamba.specs(channels, columns))
         yield Case(
             title, TUTORIAL, use, "trn1", kernel, arguments, tuple(figures), channels == 256, columns > 512,
+            family="Mamba tutorial",
             only=("repeats",),  # all that is known of this older compiler: its profiles show loads again
         )  # fmt: skip
 
 
 def instructions():
     yield Case(
-        "exp of 4,096 elements", "DMA overview", "rule", "trn2", experiments.exponential(4096), (),
+        "exp of 4,096 elements", "DMA overview", "read", "trn2", experiments.exponential(4096), (),
         (("instruction", "ns", 3710, length("activation")),), True,
     )  # fmt: skip
     yield Case(
-        "exp of 128 elements", "DMA overview", "rule", "trn2", experiments.exponential(128), (),
+        "exp of 128 elements", "DMA overview", "read", "trn2", experiments.exponential(128), (),
         (("instruction", "ns", 405, length("activation")),), True,
     )  # fmt: skip
     yield Case(
-        "add of 512 fp32, PSUM and SBUF", GUIDE, "rule", "trn2", experiments.add_of_psum_and_sbuf, (),
+        "add of 512 fp32, PSUM and SBUF", GUIDE, "read", "trn2", experiments.add_of_psum_and_sbuf, (),
         (("instruction", "ns", 690, length("tensor_tensor")),), True,
     )  # fmt: skip
     yield Case(
-        "16,384 bf16 elements", "rmsnorm-quant design", "held back", "trn2", experiments.wide, (),
+        "16,384 bf16 elements", "rmsnorm-quant design", "never used", "trn2", experiments.wide, (),
         (
             ("tensor_reduce", "ns", 17_200, length("tensor_reduce")),
             ("tensor_scalar to fp8", "ns", 8_800, length("tensor_scalar")),
@@ -132,26 +125,28 @@ def instructions():
         ), True,
     )  # fmt: skip
     yield Case(
-        "load of 4x4096 bf16", "DMA overview", "rule", "trn2", experiments.load, (spec(4, 4096),),
+        "load of 4x4096 bf16", "DMA overview", "read", "trn2", experiments.load, (spec(4, 4096),),
         (("its one DMA engine", "ns", 1416, packets),), True,
     )  # fmt: skip
     yield Case(
-        "load of 128x128 bf16", "DMA overview", "rule", "trn2", experiments.load, (spec(128, 128),),
+        "load of 128x128 bf16", "DMA overview", "read", "trn2", experiments.load, (spec(128, 128),),
         (("transfer", "ns", 468, length("dma_copy")),), True,
     )  # fmt: skip
     yield Case(
-        "dependent activations of one element", "performance guide", "rule", "trn1", experiments.chain, (),
+        "dependent activations of one element", "performance guide", "read", "trn1", experiments.chain, (),
         (("spacing", "ns", 189, spacing("activation")),), True,
     )  # fmt: skip
     yield Case(
-        "2,048 resident bf16 matmuls", "profiling notes", "rule", "trn2", experiments.resident, (),
+        "2,048 resident bf16 matmuls", "profiling notes", "read", "trn2", experiments.resident, (),
         (("rate", "TFLOP/s", 77.2, tensor_rate),), True,
     )  # fmt: skip
     yield Case(
-        "the same in four groups, three of them small", "profiling notes", "rule", "trn2",
+        "the same in four groups, three of them small", "profiling notes", "read", "trn2",
         experiments.mixture, (), (("rate", "TFLOP/s", 30.8, tensor_rate),), True,
     )  # fmt: skip
 
 
-def cases():
-    return [*instructions(), *mambas(), *five_steps()]
+def cases(public: Path | None = None) -> list[Case]:
+    """Return all cases; of kernels that are not ours, those of the checkouts in the folder `public`."""
+    others = [] if public is None else [*kernel_fusion.cases(public), *kiln.cases(public)]
+    return [*instructions(), *mambas(), *five_steps(), *others]

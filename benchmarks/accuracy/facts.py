@@ -14,6 +14,7 @@ from nki.machine.generations import find
 from nki.timing.links import launch_ms
 
 from . import micro_kernels as micro
+from . import micro_programs as programs
 from .refusals import refusals
 
 HW, SW = nisa.dge_mode.hwdge, nisa.dge_mode.swdge
@@ -113,7 +114,7 @@ def dequantizing():
 
 def all_reduces():
     for mb, ms in ((8, 4.62), (16, 8.62), (32, 16.80)):
-        ours = lambda mb=mb: 12 * micro.all_reduce_us(32, 64 * mb, 8192) / 1e3  # noqa: E731
+        ours = lambda mb=mb: 12 * programs.all_reduce_us(32, 64 * mb, 8192) / 1e3  # noqa: E731
         yield Figure(f"12 all-reduces of {mb} MB, 32 ranks", "ms", ms, 0, ours)
 
 
@@ -136,14 +137,14 @@ FACTS = (
          "the model is of a run that nobody profiles: recording descriptors costs nothing"),
     Fact("B02", "trn2", STUDY, "never used", (
         Figure("spacing of software triggers", "ns", 582, 598, lambda: micro.trigger_ns(SW)),
-        Figure("smallest attention, software", "us", 16, 18, lambda: micro.attention_us(SW)),
-        Figure("smallest attention, hardware", "us", 14, 15, lambda: micro.attention_us(HW))),
+        Figure("smallest attention, software", "us", 16, 18, lambda: programs.attention_us(SW)),
+        Figure("smallest attention, hardware", "us", 14, 15, lambda: programs.attention_us(HW))),
         "in the traces hardware descriptors come 0.6 us later, in the study the kernel is 1.7 us faster"),
     Fact("B03", "trn2", STUDY, "read", (
         Figure("hardware trigger", "ns", 600, 0, lambda: micro.trigger_ns(HW)),)),
     Fact("B04", "trn2", STUDY, "never used", (
-        Figure("smallest attention", "us", 15, 18, micro.attention_us),
-        Figure("the same on both cores", "us", 19.3, 0, lambda: micro.attention_us(lnc=2)))),
+        Figure("smallest attention", "us", 15, 18, programs.attention_us),
+        Figure("the same on both cores", "us", 19.3, 0, lambda: programs.attention_us(lnc=2)))),
     Fact("B05", "trn2", TRACES, "read", (
         Figure("hardware trigger", "ns", 517, 572, lambda: micro.trigger_ns(HW)),)),
     Fact("B06", "trn2", TRACES, "read", tuple(packets())),
@@ -164,9 +165,9 @@ FACTS = (
         Figure("128 times a column", "ns", 342, 353, bar(micro.scaled(128, True), "tensor_scalar")))),
     Fact("B12", "trn2", TRACES, "read", (
         Figure("register load", "ns", 520, 1070, of("register_load_ns")),
-        Figure("semaphore of TensorE and VectorE", "ns", 54, 67, of("semaphore_ns")))),
+        Figure("from a result to another engine", "ns", 33, 52, of("semaphore_ns")))),
     Fact("B13", "trn2", TRACES, "never used", (
-        Figure("prologue, less 6.7 us of profiling", "us", 10.3, 13.3, micro.first_matmul_us),)),
+        Figure("prologue, less 6.7 us of profiling", "us", 10.3, 13.3, programs.first_matmul_us),)),
     Fact("B14", "trn2", TRACES, "never used", (
         Figure("HBM bandwidth", "GB/s", 716, 0, of("hbm_gbs")),
         Figure("DMA bandwidth", "GB/s", 435, 0, of("dma_profiler_gbs")),
@@ -194,9 +195,7 @@ FACTS = (
                bar(micro.sum_with_psum, "tensor_tensor", "trn1")),)),
     Fact("B32", "trn1", KILN, "read", tuple(dequantizing())),
     Fact("B33", "trn1", KILN, "read", (
-        Figure("ring of slices against a ring of tensors", "x", 1.2, 2.0,
-               lambda: micro.ring_us(False) / micro.ring_us(True)),),
-        "slices of one tensor are told apart here"),
+        Figure("TensorE waits for VectorE's slot of a ring", "%", 48.7, 0, micro.ring_waits),)),
     Fact("B34", "trn1", KILN, "read", (
         Figure("load with an address of the run", "us", 1, 0, lambda: micro.addressed_us(4, False)),)),
     Fact("B35", "trn1", KILN, "read", (
@@ -212,21 +211,20 @@ FACTS = (
         Figure("load of a block of [128, 6400 B]", "us", 3.05, 0, lambda: micro.addressed_us(6400, False))),
         "1.8 MB in 2.2 us would be three times B22: the probe reads one of eight parts, the others are dead"),
     Fact("B38", "trn1", KILN, "read", (
-        Figure("iteration of a dynamic loop", "us", 1.4, 1.5, micro.loop_us),)),
+        Figure("iteration of a dynamic loop", "us", 1.4, 1.5, programs.loop_us),)),
     Fact("B39", "trn1, trn2", KILN, "read", (
         Figure("null graph, trn1", "ms", 0.10, 0.14, lambda: launch_ms(find("trn1"), 1)),
         Figure("null graph, trn2", "ms", 0.086, 0.154, lambda: launch_ms(find("trn2"), 1)))),
     Fact("B40", "trn1, trn2", KILN, "read", tuple(launches())),
     Fact("B41", "trn1", KILN, "read", (
-        Figure("one of a chain, 32 ranks", "us", 10, 0, lambda: micro.all_reduce_us(32, 8, 4096)),
-        Figure("the same on one chip, 2 ranks", "us", 26, 0, lambda: micro.all_reduce_us(2, 4, 4096))),
-        "within a chip it was slower than between chips, which no rule of ours explains"),
+        Figure("one of a chain, 32 ranks", "us", 10, 0, lambda: programs.all_reduce_us(32, 8, 4096)),
+        Figure("the same on one chip, 2 ranks", "us", 26, 0, lambda: programs.all_reduce_us(2, 4, 4096)))),
     Fact("B42", "trn1", KILN, "read", tuple(all_reduces())),
     Fact("B43", "trn1", KILN, "never used", (),
          "what XLA schedules around its own collectives; those of a kernel are free to overlap"),
     Fact("B44", "trn2", KILN, "never used", (
         Figure("split over two cores against done twice", "x", 1.81, 1.94,
-               lambda: micro.divided_us(False) / micro.divided_us(True)),)),
+               lambda: programs.divided_us(False) / programs.divided_us(True)),)),
     Fact("B45", "trn1", "kiln, pantheonneuron", "never used", (
         Figure("things that trn1 lacks, reported", "of 5", 5, 0, refusals),)),
     Fact("B46", "trn1", KILN, "never used", (
@@ -240,6 +238,9 @@ FACTS = (
                bar(micro.scaled(32, False), "tensor_scalar", "trn1")))),
     Fact("B49", "trn2, trn3", "nki-moe-megakernel", "never used", (),
          "shapes and number of the transfers are not published"),
-    Fact("B50", "trn2", STUDY, "never used", (), "the kernel is not published"),
+    Fact("B50", "trn2", STUDY, "never used", (
+        Figure("chunks of 8 tiles against 16", "x", 1, 1.2, lambda: programs.rotations(8, 16)),
+        Figure("chunks of 32 tiles against 16", "x", 1, 1.2, lambda: programs.rotations(32, 16)),
+    ), "of what size is not published; here the optimum is flat"),
 )
 # fmt: on

@@ -1,9 +1,8 @@
-"""Small kernels, each of which shows one measured fact, and what is read off their profiles."""
+"""Kernels of a few instructions that each show a measured fact, and what is read off their profiles."""
 
 import functools
 
 import nki
-import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
@@ -239,139 +238,28 @@ def addressed_us(nbytes, gather, target="trn1", few=4, many=12):
 
 
 @functools.cache
-def ring(slots, separate):
-    """Return a kernel that loads into a ring of slots: a tensor for each, or slices of one."""
+def ring(separate, slots=4):
+    """Return a kernel that multiplies into a ring of slots: a tensor for each, or slices of one."""
 
-    def kernel(x):
-        one = None if separate else nl.ndarray((128, slots, 512), x.dtype)
-        own = [nl.ndarray((128, 512), x.dtype) for _ in range(slots)] if separate else []
-        sums = tile((128, 512))
-        for i in range(24):
-            slot = own[i % slots] if separate else one[:, i % slots, :]
-            nisa.dma_copy(slot, x[:, 512 * i : 512 * (i + 1)])
-            nisa.tensor_tensor(sums, sums, slot, op=nl.add)
-        return x
-
-    return kernel
-
-
-def ring_us(separate):
-    return work_us(ring(4, separate), spec(128, 512 * 24, dtype="float32"), target="trn1")
-
-
-# ---- whole kernels -------------------------------------------------------------------------------
-
-
-@functools.cache
-def attention(mode):
-    """Return a smallest attention, 128 x 64 in float32, in seventeen instructions."""
-
-    def kernel(q, k, v):
-        rows, depth = q.shape
-        out = nl.ndarray(q.shape, q.dtype, buffer=nl.shared_hbm)
-        tiles = [nl.ndarray(x.shape, x.dtype) for x in (q, k, v)]
-        for made, source in zip(tiles, (q, k, v), strict=True):
-            nisa.dma_copy(made, source, dge_mode=mode)
-        turned = []
-        for made in tiles[:2]:
-            bank = nl.ndarray((depth, rows), nl.float32, buffer=nl.psum)
-            nisa.nc_transpose(bank, made)
-            turned.append(nl.ndarray((depth, rows), nl.float32))
-            nisa.tensor_copy(turned[-1], bank)
-        scores = nl.ndarray((rows, rows), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(scores, *turned)
-        least, total, weights = (nl.ndarray((rows, n), nl.float32) for n in (1, 1, rows))
-        nisa.tensor_reduce(least, nl.maximum, scores, axis=1, negate=True)
-        nisa.activation(weights, nl.exp, scores, bias=least, reduce_op=nl.add, reduce_res=total)
-        nisa.reciprocal(total, total)
-        bank = nl.ndarray((rows, rows), nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(bank, weights)
-        turned = nl.ndarray((rows, rows), nl.float32)
-        nisa.tensor_copy(turned, bank)
-        sums = nl.ndarray((rows, depth), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(sums, turned, tiles[2])
-        result = nl.ndarray((rows, depth), nl.float32)
-        nisa.tensor_scalar(result, sums, nl.multiply, total)
-        nisa.dma_copy(out, result, dge_mode=mode)
-        return out
-
-    return kernel
-
-
-def attention_us(mode=nisa.dge_mode.unknown, lnc=1):
-    return attention_profile(mode, lnc).total_us
-
-
-def attention_profile(mode=nisa.dge_mode.unknown, lnc=1):
-    return profiled(attention(mode), *[spec(128, 64, dtype="float32")] * 3, lnc=lnc)
-
-
-def first_matmul_us():
-    """Return us from the launch to the first matmul: the fixed cost comes first."""
-    profile = attention_profile()
-    start = min(bar.start for bar in profile.timeline.bars if bar.engine == "tensor")
-    return (profile.timeline.machine.kernel_overhead_ns + start) / 1e3
-
-
-@functools.cache
-def divided(split):
-    """Return a kernel over 16 blocks of rows: each of two programs does all, or half of them."""
-
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        parts = nl.num_programs(0) if split else 1
-        first = nl.program_id(0) if split else 0
-        for block in range(16 // parts):
-            rows = slice(128 * (first * 16 // parts + block), 128 * (first * 16 // parts + block + 1))
-            data = nl.ndarray((128, x.shape[1]), x.dtype)
-            nisa.dma_copy(data, x[rows, :])
-            for _ in range(8):
-                nisa.activation(data, nl.exp, data)
-            nisa.dma_copy(out[rows, :], data)
-        return out
-
-    return kernel
-
-
-def divided_us(split):
-    return profiled(divided(split), spec(2048, 2048, dtype="float32"), lnc=2).total_us
-
-
-@functools.cache
-def loop(turns, dynamic):
     def kernel():
-        x = tile((128, 512))
-        for _ in nl.dynamic_range(turns) if dynamic else range(turns):
-            nisa.tensor_scalar(x, x, nl.multiply, 2.0)
+        weights, moving, copied = (
+            tile((128, 128), nl.bfloat16),
+            tile((128, 512), nl.bfloat16),
+            tile((128, 512)),
+        )
+        shape, psum = (128, 512), nl.psum
+        one = None if separate else nl.ndarray((128, slots, 512), nl.float32, buffer=psum)
+        own = [nl.ndarray(shape, nl.float32, buffer=psum) for _ in range(slots)] if separate else []
+        for i in range(32):
+            slot = own[i % slots] if separate else one[:, i % slots, :]
+            for turn in range(3):
+                nisa.nc_matmul(slot, weights, moving, accumulate=turn > 0)
+            nisa.tensor_copy(copied, slot, engine=nisa.engine.vector)
 
     return kernel
 
 
-def loop_us(turns=64):
-    """Return what an iteration of a dynamic loop takes more than the same work written out."""
-    both = (work_us(loop(turns, dynamic), target="trn1") for dynamic in (True, False))
-    return (next(both) - next(both)) / turns
-
-
-@functools.cache
-def all_reduces(count, ranks):
-    def kernel(x):
-        made = [nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm) for _ in range(count + 1)]
-        nisa.dma_copy(made[0], x)
-        for a, b in zip(made, made[1:], strict=False):
-            ncc.all_reduce([a], [b], (tuple(range(ranks)),), nl.add)
-        return made[-1]
-
-    return kernel
-
-
-def all_reduce_us(ranks, *shape, target="trn1"):
-    """Return us of one more all-reduce of bf16 elements in a chain."""
-    from nki.launch.world import Described, using
-
-    with using(Described(0, ranks)):
-        times = [
-            nki.profile(all_reduces(count, ranks), target=target)(spec(*shape)).timeline.work_ns
-            for count in (1, 3)
-        ]
-    return (times[1] - times[0]) / 2e3
+def ring_waits():
+    """Return the share of the time that TensorE waits, where slots are slices of one tensor."""
+    timeline = profiled(ring(False), target="trn1").timeline
+    return 100 * (1 - timeline.active_ns("tensor") / timeline.work_ns)

@@ -1029,24 +1029,29 @@ def costs(body, shape, dtype=np.float32, on="trn2", out=None, **where):
     return found[-1].cost(MACHINES[on])
 
 
+def busy(cost):
+    """Cycles of the work, without what the engine is held beyond it."""
+    return max(cost.cycles, cost.shortest)
+
+
 def test_costs_follow_the_table():
     bf16 = ml_dtypes.bfloat16
     add = lambda d, a, b: nisa.tensor_reduce(d, nl.add, a, 1)  # noqa: E731
-    assert costs(add, (4, 512), out=(4, 1)).interval == 512
+    assert busy(costs(add, (4, 512), out=(4, 1))) == 512
     access = MACHINES["trn1"].vector_access_cycles
     assert costs(add, (4, 512), bf16, on="trn1", out=(4, 1)).interval == 256 + access
     fold = lambda d, a, b: nisa.tensor_scalar_reduce(d, a, nl.add, 1.0, nl.add)  # noqa: E731
-    assert costs(fold, (4, 512)).interval == 512 + 64
-    assert costs(fold, (4, 8)).interval == 64 + 64
+    assert busy(costs(fold, (4, 512))) == 512 + 64
+    assert busy(costs(fold, (4, 8))) == 64 + 64
     scanned = costs(lambda d, a, b: nisa.tensor_tensor_scan(d, a, b, 0.0, nl.multiply, nl.add), (4, 512))
-    assert scanned.interval == 1024
+    assert busy(scanned) == 1024
     body = lambda d, a, b: nisa.tensor_tensor_scan(d, a, b, a[:, 0:1], nl.multiply, nl.add)  # noqa: E731
     assert costs(body, (4, 512)).fix_ns == scanned.fix_ns + MACHINES["trn2"].vector_scan_initial_ns
     body = lambda d, a, b: nisa.tensor_scalar_cumulative(d, a, nl.add, nl.add, 0.0)  # noqa: E731
-    assert costs(body, (4, 512)).interval == 1024
-    assert costs(lambda d, a, b: nisa.exponential(d, a), (4, 512), on="trn3").interval == 128
-    assert costs(lambda d, a, b: nisa.bn_stats(d, a), (4, 512), out=(4, 6)).interval == 512
-    assert costs(lambda d, a, b: nisa.bn_aggr(d, a), (4, 60), out=(4, 2)).interval == pytest.approx(260)
+    assert busy(costs(body, (4, 512))) == 1024
+    assert busy(costs(lambda d, a, b: nisa.exponential(d, a), (4, 512), on="trn3")) == 128
+    assert busy(costs(lambda d, a, b: nisa.bn_stats(d, a), (4, 512), out=(4, 6))) == 512
+    assert busy(costs(lambda d, a, b: nisa.bn_aggr(d, a), (4, 60), out=(4, 2))) == pytest.approx(260)
 
 
 @settings(max_examples=200, deadline=None)

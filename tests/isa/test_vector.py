@@ -1039,33 +1039,41 @@ def costs(body, shape, dtype=np.float32, on="trn2", **where):
     return found[-1].cost(MACHINES[on])
 
 
+def busy(cost):
+    """Cycles of the work, without what the engine is held beyond it."""
+    return max(cost.cycles, cost.shortest)
+
+
 @pytest.mark.parametrize(
     ("on", "dtype", "cycles"),
     [("trn1", np.float32, 1024 + 4 * 39.5), ("trn2", np.float32, 512), ("trn2", ml_dtypes.bfloat16, 256)],
 )
 def test_cost_of_tensor_tensor_follows_the_mode(on, dtype, cycles):
     cost = costs(lambda d, a, b: nisa.tensor_tensor(d, a, b, nl.add), (4, 512), dtype, on)
-    assert cost.interval == cycles
+    assert (cost.interval if on == "trn1" else busy(cost)) == cycles
     assert cost.fix_ns == MACHINES[on].fix_vector_ns
+    assert on == "trn1" or cost.interval - cycles == pytest.approx(
+        (156 - 95) * 0.96
+    )  # 64 ns in device traces
 
 
 def test_costs_of_the_other_instructions():
     access = MACHINES["trn1"].vector_access_cycles  # of a tile in SBUF; two of them share its port
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512)).interval == 256
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512), ml_dtypes.bfloat16).interval == 128
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512), in_psum=[0]).interval == 512
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 8)).interval == 64
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a, nisa.engine.gpsimd), (4, 512)).interval == 150 + 512
-    assert costs(lambda d, a, b: nisa.tensor_copy(d, a, nisa.engine.scalar), (4, 512)).interval == 512
-    assert costs(lambda d, a, b: nisa.tensor_scalar(d, a, nl.add, 1.0), (4, 512)).interval == 256
-    assert costs(lambda d, a, b: nisa.tensor_scalar(d, a, nl.rsqrt, None), (4, 512)).interval == 150 + 2048
+    assert busy(costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512))) == 256
+    assert busy(costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512), ml_dtypes.bfloat16)) == 128
+    assert busy(costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 512), in_psum=[0])) == 512
+    assert busy(costs(lambda d, a, b: nisa.tensor_copy(d, a), (4, 8))) == 64
+    assert busy(costs(lambda d, a, b: nisa.tensor_copy(d, a, nisa.engine.gpsimd), (4, 512))) == 150 + 512
+    assert busy(costs(lambda d, a, b: nisa.tensor_copy(d, a, nisa.engine.scalar), (4, 512))) == 512
+    assert busy(costs(lambda d, a, b: nisa.tensor_scalar(d, a, nl.add, 1.0), (4, 512))) == 256
+    assert busy(costs(lambda d, a, b: nisa.tensor_scalar(d, a, nl.rsqrt, None), (4, 512))) == 150 + 2048
     assert costs(lambda d, a, b: nisa.reciprocal(d, a), (4, 512), on="trn1").interval == 8 * 512 + access
-    assert costs(lambda d, a, b: nisa.reciprocal(d, a), (4, 512)).interval == 6 * 512
+    assert busy(costs(lambda d, a, b: nisa.reciprocal(d, a), (4, 512))) == 6 * 512
     stt = lambda d, a, b: nisa.scalar_tensor_tensor(d, a, nl.subtract, 1.0, nl.multiply, b)  # noqa: E731
     assert costs(stt, (4, 512), on="trn1").interval == 1024 + 4 * access
     assert costs(stt, (4, 512), ml_dtypes.bfloat16, on="trn1").interval == 512 + 4 * access
     memset = costs(lambda d, a, b: nisa.memset(d, 0), (4, 512), ml_dtypes.bfloat16, on="trn1")
-    assert memset.interval == 256 and "fix_memset_ns" in memset.rests_on
+    assert busy(memset) == 256 and "fix_memset_ns" in memset.rests_on
 
 
 # ---- properties ----------------------------------------------------------------------------------

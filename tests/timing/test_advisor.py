@@ -23,6 +23,7 @@ KINDS = {
     "spill",
     "small-dma",
     "dma-issue",
+    "shared-tensor",
     "psum-serial",
     "unused-partitions",
     "table-reload",

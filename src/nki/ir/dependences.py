@@ -71,6 +71,46 @@ class AccessHistory:
         writes[box] = number
 
 
+class TensorHistory(AccessHistory):
+    """The accesses of a tensor whose slices a compiler does not tell apart.
+
+    A read waits for every write before it, a write for every read; writes of two slices need no order.
+    `apart` gets the waits of each access for others that share no byte with it.
+    """
+
+    __slots__ = ("apart", "is_written")
+
+    def __init__(self, apart: dict[int, set[int]]) -> None:
+        super().__init__()
+        self.apart = apart
+        self.is_written = False  # since the last read
+
+    def read(self, number: int, box: Box, waits: Waits) -> None:
+        for other, writer in self.writes.items():
+            self._wait(number, writer, RAW, waits, box.overlaps(other))
+        if self.is_written:  # this read waits for writes, which waited for the reads before them
+            self.reads.clear()
+            self.is_written = False
+        self.reads.setdefault(box, []).append(number)
+
+    def write(self, number: int, box: Box, waits: Waits) -> None:
+        for other, readers in self.reads.items():
+            for reader in readers:
+                self._wait(number, reader, WAR, waits, box.overlaps(other))
+        for other, writer in list(self.writes.items()):
+            if box.overlaps(other):
+                _wait(waits, number, writer, WAW)
+                if box.contains(other):
+                    del self.writes[other]
+        self.writes[box] = number
+        self.is_written = True
+
+    def _wait(self, number: int, other: int, why: str, waits: Waits, shares: bool) -> None:
+        if not shares and other != number and other not in waits:
+            self.apart.setdefault(number, set()).add(other)
+        _wait(waits, number, other, why)
+
+
 def _wait(waits: Waits, number: int, other: int, why: str) -> None:
     if other != number and (other not in waits or why == RAW):
         waits[other] = why

@@ -16,7 +16,7 @@ from ..machine.machine import Machine
 from ..machine.memories import PSUM
 from ..typing import Number
 from . import rules
-from .costs import VectorInstruction, gpsimd_cost, shortest, vector_cost
+from .costs import VectorInstruction, gpsimd_cost, held_back, shortest, vector_cost
 from .deprecated import deprecated_dtype
 from .enums import GPSIMD, SCALAR, UNKNOWN, VECTOR, engine
 from .numerics import shaped
@@ -95,7 +95,8 @@ def copy_cost(ins: Instruction, m: Machine, dst: In, src: In) -> InstructionCost
         narrow = dst.dtype.itemsize <= 2 and src.dtype.itemsize <= 2
         rate = "scalar_copy_narrow" if narrow else "scalar_activation"
         fix = "fix_scalar_psum_copy_ns" if src.buffer is PSUM else "fix_scalar_copy_ns"
-        return InstructionCost(getattr(m, rate) * n, getattr(m, fix), (rate, fix), shortest(ins, m))
+        gap = held_back(m, getattr(m, fix)) * m.scalar_ghz
+        return InstructionCost(getattr(m, rate) * n, getattr(m, fix), (rate, fix), shortest(ins, m), gap)
     return vector_cost(ins, m, copy_mode(m, dst, src), n)
 
 

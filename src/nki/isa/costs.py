@@ -33,11 +33,17 @@ def vector_cost(ins: Instruction, m: Machine, field: str, n: int, extra: float =
 def access_gap(ins: Instruction, m: Machine) -> float:
     """Cycles of VectorE that starting to read its tiles takes (spec/machine.md 3).
 
-    Two tiles of SBUF share its port: they start, as they stream, at half rate.
+    On trn1 two tiles of SBUF share its port: they start, as they stream, at half rate. From trn2 on the next
+    instruction begins a fixed time before the result of this one is there.
     """
     read = (ins.operands()[i] for i in ins.read_at)
     tiles = sum(isinstance(v, View) and v.free_elements > 1 and v.buffer is SBUF for v in read)
-    return m.vector_access_cycles * tiles * tiles
+    return m.vector_access_cycles * tiles * tiles + held_back(m, m.fix_vector_ns) * m.vector_ghz
+
+
+def held_back(m: Machine, fix_ns: float) -> float:
+    """Return ns that a latency holds an engine beyond its work; the next instruction overlaps the rest."""
+    return max(0.0, fix_ns - m.overlap_ns) if m.overlap_ns else 0.0
 
 
 def gpsimd_cost(m: Machine, field: str, n: int) -> InstructionCost:

@@ -29,6 +29,7 @@ from ..machine.operators import OPERATORS, Operator
 from ..typing import OperatorLike, TileOrNumber
 from . import accumulators, rules
 from .accumulators import ReducingInstruction
+from .costs import held_back
 from .enums import SCALAR, reduce_cmd
 from .numerics import apply, column, scratch, shaped
 
@@ -114,9 +115,10 @@ class ActivationInstruction(ReducingInstruction):
     def cost(self, m: Machine) -> InstructionCost:
         rests_on = ["scalar_activation", "scalar_access_cycles"]
         cycles, shortest = m.scalar_activation * self.data.free_elements, float(m.min_ii_cycles)
-        fix = m.fix_activation_ns
+        from_psum = self.data.buffer is PSUM
+        fix = m.fix_activation_psum_ns if from_psum else m.fix_activation_ns
         if self.op is COPY:
-            fix = m.fix_scalar_psum_copy_ns if self.data.buffer is PSUM else m.fix_scalar_copy_ns
+            fix = m.fix_scalar_psum_copy_ns if from_psum else m.fix_scalar_copy_ns
         if self.reduce_res is not None:
             rests_on += ["accumulator_read_ns", "fix_accumulator_read_ns"]
             cycles += m.accumulator_read_ns * m.scalar_ghz
@@ -127,7 +129,8 @@ class ActivationInstruction(ReducingInstruction):
         if tiles:
             rests_on.append("scalar_operand_ns")
         fix += tiles * m.scalar_operand_ns
-        return InstructionCost(cycles, fix, tuple(rests_on), shortest, m.scalar_access_cycles)
+        gap = m.scalar_access_cycles + held_back(m, fix) * m.scalar_ghz
+        return InstructionCost(cycles, fix, tuple(rests_on), shortest, gap)
 
 
 def _check_column(ins: Instruction, name: str) -> None:

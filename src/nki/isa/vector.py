@@ -265,8 +265,12 @@ class TensorScalar(Instruction):
             found = copy_cost(self, m, self.dst, self.data)
             columns = sum(isinstance(operand, View) for operand in (self.operand0, self.operand1))
             field = "scalar_operand_ns" if self.runs_on is SCALAR else "vector_operand_ns"
-            fix = found.fix_ns + columns * getattr(m, field)
-            return found._replace(fix_ns=fix, rests_on=(*found.rests_on, field)) if columns else found
+            wait = columns * getattr(m, field)
+            clock = m.scalar_ghz if self.runs_on is SCALAR else m.vector_ghz
+            rests_on = (*found.rests_on, field) if columns else found.rests_on
+            return InstructionCost(
+                found.cycles, found.fix_ns + wait, rests_on, found.shortest, found.gap + wait * clock
+            )
         rsqrt = any(op.name == "rsqrt" for op in self._operators())
         return gpsimd_cost(
             m, "gpsimd_rsqrt_factor" if rsqrt else "gpsimd_two_inputs", self.data.free_elements

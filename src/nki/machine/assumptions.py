@@ -56,6 +56,7 @@ ASSUMPTIONS: dict[str, str] = {
     "dynamic_loop_ns": "trn2 and trn3: as measured on trn1",
     "fetch_ahead_ns": "not published: several DMA latencies",
     "fix_accumulator_read_ns": "trn1: as every ScalarE instruction; trn3: as trn2",
+    "fix_activation_psum_ns": "trn1: as every ScalarE instruction; trn3: as many cycles as trn2",
     "fix_activation_ns": "trn1: from a 1-element ACTIVATE; trn3: as many cycles as trn2",
     "fix_gpsimd_ns": "trn1 and trn3: as many cycles as trn2",
     "fix_memset_ns": "trn1 and trn3: as many cycles as trn2",
@@ -80,6 +81,7 @@ ASSUMPTIONS: dict[str, str] = {
     "local_gather_threads": "the printed formula looks inverted; used as a cost factor",
     "matmul_after_load_ns": "trn2 and trn3: part of the measured latency of a matmul",
     "matmul_gap_cycles": "trn3: as measured on trn2",
+    "overlap_ns": "trn3: as measured on trn2",
     "psum_bank_serial": "what a conflict in one bank costs is not published",
     "refetch_ahead_ns": "fitted on one kernel, AWS's blocked matmul, which overflows SBUF",
     "register_load_ns": "trn1 and trn3: as measured on trn2",
@@ -125,7 +127,7 @@ ASSUMPTIONS: dict[str, str] = {
 }
 
 ASSUMED_ALWAYS = frozenset({
-    "activation_table_free", "collective_chip_hop_ns", "collective_hop_ns",
+    "activation_table_free", "collective_hop_ns",
     "compute_to_dma_ns", "devices_per_node", "core_barrier_ns", "dma_default_mode",
     "fetch_ahead_ns", "refetch_ahead_ns",
     "fp32_load_stationary_factor", "gpsimd_copy", "gpsimd_gather", "gpsimd_partition_reduce",
@@ -135,15 +137,17 @@ ASSUMED_ALWAYS = frozenset({
 ASSUMED_TRN1 = ASSUMED_ALWAYS | {
     "dma_dispatch_load_ns", "dma_dispatch_store_ns", "dma_min_descriptor_ns",
     "dma_notify_load_ns", "dma_notify_store_ns", "dma_profiler_gbs", "dma_skew_ns",
-    "fix_accumulator_read_ns", "fix_activation_ns", "fix_gpsimd_ns", "fix_memset_ns", "fix_scalar_copy_ns",
-    "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns", "half_rate_rule", "register_load_ns",
+    "fix_accumulator_read_ns", "fix_activation_ns", "fix_activation_psum_ns", "fix_gpsimd_ns",
+    "fix_memset_ns", "fix_scalar_copy_ns", "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns",
+    "half_rate_rule", "register_load_ns",
     "register_move_ns", "sbuf_partition_stride_bytes", "scalar_operand_ns", "semaphore_ns",
     "swdge_instruction_ns", "swdge_spacing_ns", "swdge_wait_ns", "tensor_drain_ns", "vector_operand_ns",
     "vector_scan_initial_ns",
 }
 ASSUMED_TRN2 = ASSUMED_ALWAYS | {
-    "collective_link_gbs", "collective_start_ns", "dma_address_ns", "dynamic_loop_ns",
-    "scalar_access_cycles", "swdge_descriptor_ns", "matmul_after_load_ns", "psum_bank_serial",
+    "collective_chip_hop_ns", "collective_link_gbs", "collective_start_ns", "dma_address_ns",
+    "dynamic_loop_ns", "scalar_access_cycles", "swdge_descriptor_ns", "matmul_after_load_ns",
+    "psum_bank_serial",
     "semaphore_wait_ns", "sendrecv_ns", "shared_bus_stops_fast_modes", "stride_full_rate_bytes",
     "stride_slowdown", "vector_access_cycles", "vector_bn_aggr", "vector_bn_stats", "vector_dropout",
     "vector_scalar_tensor_tensor",
@@ -153,7 +157,8 @@ ASSUMED_TRN3 = ASSUMED_TRN2 | {
     "accumulator_read_ns", "activation_table_ns", "dma_bytes_per_ns", "dma_descriptor_ns",
     "dma_dispatch_load_ns", "dma_dispatch_store_ns", "dma_ghz", "dma_min_descriptor_ns", "dma_notify_load_ns",
     "dma_notify_store_ns", "dma_profiler_gbs", "dma_semaphore_ns", "dma_skew_ns",
-    "double_row_multiplier", "fix_accumulator_read_ns", "fix_activation_ns", "fix_gpsimd_ns",
+    "double_row_multiplier", "fix_accumulator_read_ns", "fix_activation_ns", "fix_activation_psum_ns",
+    "fix_gpsimd_ns", "overlap_ns",
     "fix_memset_ns", "fix_scalar_copy_ns", "fix_scalar_psum_copy_ns", "fix_tensor_ns", "fix_vector_ns",
     "gpsimd_dma_gbs", "half_rate_rule", "half_rate_slowdown", "half_rate_threshold", "half_rate_window_ns",
     "hbm_gbs", "hwdge_ns", "kernel_overhead_ns", "matmul_gap_cycles", "register_load_ns",

@@ -120,10 +120,14 @@ class Machine:
     fix_vector_ns: float = each(145.0, 156.0, 156 * 0.96 / 1.2)  # 4 [T] all but memset: 152-161
     fix_memset_ns: float = each(58 * 0.96 / 1.12, 58.0, 58 * 0.96 / 1.2)  # 4 [T]
     fix_activation_ns: float = each(158.0, 293.0)  # 4 [T] activation, SBUF to SBUF
+    fix_activation_psum_ns: float = each(158.0, 253.0)  # 4 [T] the same, PSUM to SBUF: 680 of 512 elements
     fix_scalar_copy_ns: float = each(158.0, 190.0)  # 4 [T] ScalarE copy, SBUF to SBUF
     fix_scalar_psum_copy_ns: float = each(158.0, 167.0)  # 4 [T] ScalarE copy, PSUM to SBUF: 160-174
     fix_accumulator_read_ns: float = each(158.0, 94.0)  # 4 [T] ActReadAccumulator: done 279 - II 185
     fix_gpsimd_ns: float = each(52 * 1.2 / 1.4, 52.0)  # 4 [T] affine_select: 177 ns - the 150 cycles of II
+    # traces, 512 elements: exp every 612 ns (705 long), from PSUM 570 (680), copies 475 (585), VectorE 598
+    # (681); ActReadAccumulator 185 (279). On trn1 the access cycles stand for it.
+    overlap_ns: float = each(0.0, 95.0)  # 4 [T] the next instruction begins so long before a result
     scalar_operand_ns: float = each(0.0, 90.0)  # 4 [T] a [P,1] scale tile that an activation reads
     # TENSOR_SCALAR by a pointer in the traces: 481 ns of 512 float32 elements, 348 of 128
     vector_operand_ns: float = each(0.0, 95.0)  # 4 [T] a [P,1] operand that VectorE reads
@@ -247,8 +251,8 @@ class Machine:
     sendrecv_ns: float = 1000.0  # 9.5 [U] latency
 
     # --- sequencers, semaphores, control
-    same_engine_gap_ns: float = each(30.0, 13.0)  # 10 [T] producer to consumer on one engine
-    semaphore_ns: float = 60.0  # 10 [T] compute to compute across engines: TensorE 67, VectorE 54
+    same_engine_gap_ns: float = each(30.0, 34.0)  # 10 [T] producer to consumer on one engine
+    semaphore_ns: float = 40.0  # 10 [T] compute to compute across engines: 33 to 52 in the traces
     compute_to_dma_ns: float = 50.0  # 10 [U] compute done to DMA trigger
     semaphore_wait_ns: float = 9.0  # 10 [S] the wait instruction, once satisfied
     register_ns: float = 50.0  # 10 [U] scalar ALU, branch
@@ -267,10 +271,11 @@ class Machine:
     # --- several cores
     core_barrier_ns: float = 1000.0  # 8 [U]
     collective_hop_ns: float = 1500.0  # 11 [U] the documents say 1-2 us
-    collective_chip_hop_ns: float = 1000.0  # 11 [U] between ranks of one chip: the lower end of 1-2 us
+    # trn1: an all-reduce of 32 KB on one chip took 26 us (kiln's notes); trn2: the lower end of 1-2 us
+    collective_chip_hop_ns: float = each(10_250.0, 1000.0)  # 11 [T] between ranks of one chip
     # chains of all-reduces over 32 ranks (kiln's notes): 32 to 128 KB 10 us each; 12 of 8, 16 and 32 MB 4.62,
     # 8.62 and 16.80 ms
-    collective_start_ns: float = 4000.0  # 11 [T] once per collective
+    collective_start_ns: float = 2000.0  # 11 [T] once per collective
     collective_link_gbs: float = each(46.5, 100.0)  # 11 [T] per pair of ranks
     devices_per_node: int = 16  # 11 [U] chips that reach each other without a network
     internode_hop_ns: float = 15000.0  # 11 [D] point to point between nodes

@@ -52,6 +52,7 @@ RANGES: dict[str, Any] = {
     "fetch_ahead_ns": (8_000.0, 48_000.0),
     "fix_accumulator_read_ns": CARRIED,
     "fix_activation_ns": CARRIED,
+    "fix_activation_psum_ns": CARRIED,
     "fix_gpsimd_ns": CARRIED,
     "fix_memset_ns": CARRIED,
     "fix_scalar_copy_ns": CARRIED,
@@ -75,6 +76,7 @@ RANGES: dict[str, Any] = {
     "local_gather_threads": UNKNOWN,
     "matmul_after_load_ns": (0.0, 26.0),  # as seen on trn1
     "matmul_gap_cycles": CARRIED,
+    "overlap_ns": CARRIED,
     "psum_bank_serial": (False, True),
     "refetch_ahead_ns": (24_000.0, 96_000.0),  # fitted on one kernel alone, AWS's blocked matmul
     "register_load_ns": (520.0, 1070.0),  # as seen on trn2
@@ -85,7 +87,7 @@ RANGES: dict[str, Any] = {
     "scalar_access_cycles": (0.0, 33.0),  # hidden, or as measured on trn1
     "scalar_activation": Times(0.5, 1.0),  # trn3: the wide path for all 16-bit activations
     "scalar_operand_ns": (0.0, 90.0),  # as measured on trn2
-    "semaphore_ns": (54.0, 205.0),  # by engine, in the traces of trn2
+    "semaphore_ns": (33.0, 205.0),  # in the traces of trn2: latencies, and the longest instruction
     "semaphore_wait_ns": CARRIED,
     "sendrecv_ns": UNKNOWN,
     "shared_bus_stops_fast_modes": (False, True),

@@ -14,6 +14,7 @@ from .advice.limits import compute_bound, critical_resource, memory_bound
 from .advice.ranks import exposed_communication
 from .advice.repeats import repeated_work
 from .advice.sbuf import spill
+from .advice.slices import shared_tensor
 from .advice.study import WORTH, Advice, Study
 from .advice.transfers import dma_issue, reloaded_data, small_dma
 from .advice.work import fp32_matmul, unused_partitions
@@ -34,6 +35,7 @@ FINDERS: tuple[Callable[[Study], Iterator[Advice]], ...] = (
     exposed_communication,
     two_passes,
     other_engine,
+    shared_tensor,
     psum_serial,
     unused_partitions,
     short_instructions,

@@ -7,12 +7,11 @@ spills to HBM (spec/machine.md 4).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ir.boxes import box, space_of
-from ..ir.dependences import RAW, AccessHistory
+from ..ir.dependences import RAW, AccessHistory, TensorHistory
 from ..ir.instruction import InstructionCost, State
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
@@ -34,6 +33,7 @@ class OperationPlan:
         core: int = 0,
         block_of: Mapping[int, int] | None = None,
         transformations: Mapping[str, int] | None = None,
+        as_written: bool = False,
     ):
         self.machine = machine
         self.instructions = [item.instruction for item in items]
@@ -46,7 +46,9 @@ class OperationPlan:
         self.first_loop = next(loops, len(items))  # position of the head of the first dynamic loop
         self.loop_head = -1  # operation at which the iteration began
         self.operations: list[Operation] = []
-        self.spaces: dict[Any, AccessHistory] = defaultdict(AccessHistory)
+        self.as_written = as_written
+        self.spaces: dict[Any, AccessHistory] = {}
+        self.apart: dict[int, set[int]] = {}  # operation -> those it waits for that share no byte with it
         self.accesses = [accesses(item.done) for item in items]
         self.uses = TileUses(self.accesses)
         self.signatures = [item.signature for item in items]
@@ -117,13 +119,13 @@ class OperationPlan:
         if position >= self.first_loop:
             self._order_by_loops(op)
         unordered, (reads, writes) = self.unordered, self.accesses[position]
-        index, waits, spaces = op.index, op.waits, self.spaces
+        index, waits, space = op.index, op.waits, self.space
         for view in reads:
             if view.storage not in unordered:
-                spaces[space_of(view.storage)].read(index, box(view), waits)
+                space(view.storage).read(index, box(view), waits)
         for view in writes:
             if view.storage not in unordered:
-                spaces[space_of(view.storage)].write(index, box(view), waits)
+                space(view.storage).write(index, box(view), waits)
         self.sbuf.used(position, op)
 
     def _plain_loads(self) -> dict[int, Storage]:
@@ -149,7 +151,17 @@ class OperationPlan:
         return self.costs[op.position]
 
     def space(self, storage: Storage) -> AccessHistory:
-        return self.spaces[space_of(storage)]
+        """Return the accesses of a storage, or of all that share its memory.
+
+        nki 0.6.0 does not tell slices of a tensor on chip apart (kiln's notes): ring buffers that are slices
+        of one tensor wait for each other.
+        """
+        key = space_of(storage)
+        found = self.spaces.get(key)
+        if found is None:
+            whole = self.as_written and storage.on_chip and storage.address is None
+            found = self.spaces[key] = TensorHistory(self.apart) if whole else AccessHistory()
+        return found
 
     def new(self, position: int, kind: str) -> Operation:
         instruction = self.instructions[position] if position >= 0 else None

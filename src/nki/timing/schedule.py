@@ -56,7 +56,9 @@ def plan(program: Program, edit: Callable[[Compilation], None] | None = None) ->
             for position, at in enumerate(where)
             if block.core == core and block.first <= at <= block.last
         }
-        plans.append(OperationPlan(program.machine, counted, core, blocks, changes))
+        plans.append(
+            OperationPlan(program.machine, counted, core, blocks, changes, as_written=not program.transformed)
+        )
         places.append(where)
     for plan in plans:
         plan.plan()
