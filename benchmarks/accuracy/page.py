@@ -44,9 +44,9 @@ LEFT_OUT = {
 
 TAIL = """\
 Numbers without a public source have a range: `nki profile --uncertainty` reports how much
-they change a kernel's time. Its interval is widened by what the model leaves out: by 1.3 on trn1, by 1.1 on trn2,
-by 1.2 for kernels of the old API there. `python -m benchmarks.accuracy --covered` counts the published times
-within their interval.
+they change a kernel's time. Its interval is widened by what the model leaves out: by 1.3 on trn1, by 1.1 on
+trn2, by 1.2 for kernels of the old API there. `python -m benchmarks.accuracy --covered` counts the published
+times within their interval.
 """
 
 FITTED = """\

@@ -188,7 +188,7 @@ def test_the_text_of_another_finding_in_full():
     assert started.title == f"Starting {transfers:,} transfers takes {transfers * 0.6:.1f} us"
     assert started.detail == (
         "Software DGE needs 0.6 us for each, however little it moves. Started at once, the kernel would take "
-        "539.6 us instead of 648.9 us. Move more with each dma_copy, or start some with dge_mode.hwdge, "
+        "539.5 us instead of 648.9 us. Move more with each dma_copy, or start some with dge_mode.hwdge, "
         "which has a queue of its own."
     )
     assert list(started.lines) == matmul_line(LOAD) + matmul_line(STORE)

@@ -8,6 +8,7 @@ import nki.language as nl
 from nki.machine.generations import MACHINES
 from nki.machine.machine import ASSUMPTIONS
 from nki.machine.ranges import RANGES, ends
+from nki.timing.uncertainty import SPREAD
 
 X = nki.TensorSpec((128, 512), "float32")
 
@@ -74,3 +75,11 @@ def test_platform_and_cores_of_a_profile_can_be_asked_for():
     assert nki.profile(exponential, target="inf2")(X).timeline.machine.name == "trn1"
     with pytest.raises(nki.NkiError, match="no platform"):
         nki.profile(exponential, target="trn9")(X)
+
+
+@pytest.mark.parametrize("target", SPREAD)
+def test_the_interval_is_widened_by_what_the_model_leaves_out(target):
+    found = nki.profile(exponential, target=target, uncertainty=True)(X).uncertainty
+    as_written, _ = SPREAD[target]
+    assert found.low_us <= found.total_us / as_written and found.high_us >= found.total_us * as_written
+    assert min(mover.low_us for mover in found.movers) / as_written >= found.low_us * 0.99
