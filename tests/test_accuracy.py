@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import nki
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.accuracy.__main__ import PAGE, row  # noqa: E402
+from benchmarks.accuracy import kernel_fusion, kiln  # noqa: E402
+from benchmarks.accuracy.__main__ import PAGE  # noqa: E402
 from benchmarks.accuracy.cases import cases  # noqa: E402
+from benchmarks.accuracy.page import bias, error, rows  # noqa: E402
 
 CASES = cases()
 
@@ -27,13 +27,24 @@ def test_the_page_has_every_published_figure(case):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.quick], ids=lambda case: case.name)
 def test_what_the_page_says_is_what_the_model_says(case):
-    profile = nki.profile(case.kernel, target=case.target)(*case.arguments)
     text = PAGE.read_text()
-    for figure in case.figures:
-        line, _ = row(case, figure, profile)
-        assert line in text, "make accuracy has new figures: python -m benchmarks.accuracy --write"
+    for row in rows([case]):
+        assert row.line() in text, "make accuracy has new figures: python -m benchmarks.accuracy --write"
 
 
-def test_some_figures_only_judge_and_nothing_is_chosen_by_them():
-    held_back = [case for case in CASES if case.use == "held back"]
-    assert len(held_back) >= 6 and {case.use for case in CASES} == {"held back", "rule", "fitted"}
+def test_the_page_has_the_times_of_public_kernels():
+    text = PAGE.read_text()
+    assert sum(map(len, kernel_fusion.ATTENTION.values())) == 16
+    assert sum(map(len, kernel_fusion.GEMM.values())) == 30
+    assert text.count("| kernel-fusion reports |") == 46
+    assert text.count("| total and launch |") == len(kiln.MS)
+
+
+def test_a_figure_is_used_in_one_of_four_ways():
+    uses = {case.name: case.use for case in CASES}
+    assert set(uses.values()) == {"fitted", "read", "same source", "never used"}
+    assert {use for name, use in uses.items() if "Mamba" in name} == {"read", "same source"}
+
+
+def test_errors_are_geometric_means():
+    assert error([2.0, 0.5]) == pytest.approx(2) and bias([2.0, 0.5]) == pytest.approx(1)
