@@ -474,3 +474,25 @@ def test_nothing_works_outside_a_kernel():
         nl.ndarray((4, 4), nl.float32)
     with pytest.raises(ValueError, match="err_control_flow_condition"):
         bool(nl.arange(4)[:, None])
+
+
+FACTOR = 2.0
+
+
+@nki.jit
+def scaled(x):
+    out = output(x.shape)
+    nl.store(out, nl.load(x) * FACTOR * nl.tile_size.pmax)
+    return out
+
+
+def test_equal_calls_skip_the_python_until_something_that_it_read_changes(monkeypatch):
+    x = random(4, 5)
+    before = scaled.cache_info().hits
+    for kernel in (scaled, nki.baremetal(scaled), nki.baremetal(scaled)):
+        np.testing.assert_array_equal(kernel(x), x * 256)
+    assert scaled.cache_info().hits == before + 2
+    monkeypatch.setitem(globals(), "FACTOR", 4.0)
+    np.testing.assert_array_equal(scaled(x), x * 512)
+    np.testing.assert_array_equal(nki.simulate_kernel(scaled, x), x * 512)
+    assert scaled.cache_info().hits == before + 2

@@ -41,7 +41,7 @@ NUMPY = words("""
     concatenate stack tile repeat where tri tril triu meshgrid diag outer dot clip argmax argmin argsort sort
     unique iinfo finfo issubdtype result_type can_cast ndim shape size
 """)
-WHOLE_MODULES = ("nki.language", "nki.isa", "nki.collectives", "math", "operator", "itertools")
+WHOLE_MODULES = ["nki.language", "nki.isa", "nki.collectives", "math", "operator", "itertools"]
 
 # modules whose functions and classes are not followed
 PYTHON_MODULES = words("""
@@ -108,10 +108,20 @@ def _is_numpy_constant(value: Any) -> bool:
     return kind.__module__ == "torch" and kind.__name__ == "dtype" or kind.__name__ == "_ScalarMeta"
 
 
+_languages: list[str] = []
+
+
+def add_language(package: str, *modules: str) -> None:
+    """List a package whose functions do no more than those of nki.language, and its modules for kernels."""
+    _languages.append(package)
+    WHOLE_MODULES.extend((package, *modules))
+
+
 def is_listed_module(name: object) -> bool:
     """Return True for a module whose functions and classes are not followed."""
     root, _, rest = str(name).partition(".")
-    return root in PYTHON_MODULES or (root == "nki" and rest.partition(".")[0] in NKI_PACKAGES)
+    ours = root == "nki" and rest.partition(".")[0] in NKI_PACKAGES
+    return root in PYTHON_MODULES or ours or str(name).startswith(tuple(_languages))
 
 
 def is_written_in_python(cls: type) -> bool:

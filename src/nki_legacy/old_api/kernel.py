@@ -97,8 +97,9 @@ class OldKernel(Kernel):
     def prepare(self, args: tuple, kwargs: dict) -> Call:
         args, kwargs = (replace_leaves(v, Placeholder, _described) for v in (args, kwargs))
         call = super().prepare(args, kwargs)
-        options = replace(call.options, precise_fp=call.options.precise_fp and self.precise, cache=False)
-        return replace(call, options=options, key=None, eager=True)
+        options = replace(call.options, precise_fp=call.options.precise_fp and self.precise)
+        key = None if call.key is None else (*call.key, self.precise)
+        return replace(call, options=options, key=key)
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """Return the program; the device's compiler transforms it, unless the kernel asks it not to."""
@@ -115,8 +116,12 @@ def _described(value: Placeholder) -> TensorSpec:
     return TensorSpec(tuple(value.shape), value.dtype)
 
 
+@functools.lru_cache(maxsize=256)
 def _body(function: Callable, programs: tuple[int, ...]) -> Callable:
-    """Return what a kernel of `nki` runs: the function, once for each place of the grid."""
+    """Return what a kernel of `nki` runs: the function, once for each place of the grid.
+
+    It is the same for an equal kernel, such as `baremetal(kernel)`, so that both find one cached Program.
+    """
 
     @functools.wraps(function)
     def body(*args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from nki.ir.indexing import DynamicSlice
@@ -69,9 +68,20 @@ from .types import (
 
 globals().update(ELEMENTWISE)
 
-fp32 = SimpleNamespace(min=-3.4028235e38, max=3.4028235e38)
-bfp16 = SimpleNamespace(min=-3.3895313892515355e38)
-tile_size = SimpleNamespace(
+
+class Constants:
+    """Numbers by name; a kernel that reads them is cached."""
+
+    def __init__(self, **values: float):
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no {name}: {', '.join(vars(self))}")
+
+
+fp32 = Constants(min=-3.4028235e38, max=3.4028235e38)
+bfp16 = Constants(min=-3.3895313892515355e38)
+tile_size = Constants(
     pmax=Machine.partitions,
     psum_fmax=Machine.psum_bank_bytes // 4,
     gemm_stationary_fmax=Machine.matmul_stationary_max,

@@ -1,0 +1,177 @@
+"""Times that others published for their own kernels of the old API, beside modelled ones.
+
+python -m benchmarks.accuracy.public_kernels FOLDER [--only TEXT]    print the section of docs/accuracy.md
+
+FOLDER has clones: AccelOpt (zhang677), asst4-trainium2 (xaviergonzalez), asst4-trainium (robertpare17). Their
+code is not ours to copy, so `make accuracy` keeps the section that was printed last (SECTION).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nki
+from nki_grading.task import Samples, ready
+from nki_legacy import stubs
+
+SECTION = Path(__file__).with_name("public_kernels.md")
+HEAD = """\
+## Kernels of courses and benchmarks
+
+Whole kernels of the old API as their authors published them, and the times that these measured. No number was
+fitted to them. NKIBench times its first kernel of each operator on trn1. The rows of CS149 are those of two
+students, one on trn2 (2025) and one on trn1 (2024).
+
+| kernel | published | ours | ratio | platform | source |
+|---|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class PublicKernel:
+    """A kernel in a clone, how it is called, and how long its author found that it takes."""
+
+    name: str
+    file: str
+    entry: str
+    arguments: Sequence[Any]
+    us: float
+    target: str
+    source: str
+    settings: Sequence[tuple[str, str]] = ()  # constants that the author changed for this time
+
+
+def vectors(count: int) -> list[nki.TensorSpec]:
+    return [nki.TensorSpec((count,), "float32")] * 2
+
+
+def images(dtype: str, pool: int) -> list[Any]:
+    shapes = ((1, 256, 224, 224), (256, 256, 3, 3), (256,))
+    return [*(nki.TensorSpec(shape, dtype) for shape in shapes), pool]
+
+
+def part_one(folder: str, target: str, source: str, times: dict[str, float]) -> Iterator[PublicKernel]:
+    """Yield the sums of vectors, by what their step of the assignment changes."""
+    steps = {
+        "row by row": ("vector_add_tiled", 25600, ("ROW_CHUNK = 256", "ROW_CHUNK = 1")),
+        "128 rows": ("vector_add_tiled", 25600, ("ROW_CHUNK = 256", "ROW_CHUNK = 128")),
+        "2 columns": ("vector_add_stream", 25600, ("FREE_DIM = 1000", "FREE_DIM = 2")),
+        "200 columns": ("vector_add_stream", 25600, ("FREE_DIM = 1000", "FREE_DIM = 200")),
+        "1000 columns": ("vector_add_stream", 256000, ("FREE_DIM = 1000", "FREE_DIM = 1000")),
+        "2000 columns": ("vector_add_stream", 256000, ("FREE_DIM = 1000", "FREE_DIM = 2000")),
+        "direct allocation": ("vector_add_direct_allocation", 256000, ("FREE_DIM", "FREE_DIM")),
+    }
+    for step, us in times.items():
+        entry, count, setting = steps[step]
+        name = f"CS149, sum of {count:,} elements, {step}"
+        yield PublicKernel(
+            name, f"{folder}/part1/kernels.py", entry, vectors(count), us, target, source, [setting]
+        )
+
+
+def convolutions(folder: str, target: str, source: str, times: Sequence[float]) -> Iterator[PublicKernel]:
+    kinds = [(dtype, pool) for pool in (1, 2) for dtype in ("float32", "float16")]
+    for (dtype, pool), us in zip(kinds, times, strict=True):
+        name = f"CS149, convolution of 224 x 224, {dtype}{', max pool' * (pool > 1)}"
+        file = f"{folder}/part2/conv2d.py"
+        yield PublicKernel(name, file, "fused_conv2d_maxpool", images(dtype, pool), us, target, source)
+
+
+def nkibench() -> Iterator[PublicKernel]:
+    for name, task in ready().items():
+        case = task.cases[0]
+        if not name.startswith("nkibench-") or case.baseline_us is None:
+            continue
+        operator = name.removeprefix("nkibench-")
+        file = f"AccelOpt/NKIBench/kernels/{operator.replace('-', '_')}_[A-Z]*_0.py"
+        values = [value.spec if isinstance(value, Samples) else value for value in case.arguments.values()]
+        yield PublicKernel(
+            f"NKIBench {operator}, {case.name}", file, "kernel", values, case.baseline_us, "trn1", "AccelOpt"
+        )
+
+
+def kernels() -> list[PublicKernel]:
+    new, old = ("asst4-trainium2", "trn2", "xaviergonzalez"), ("asst4-trainium", "trn1", "robertpare17")
+    matrix = [nki.TensorSpec((1024, 1024), "float32")]
+    return [
+        *nkibench(),
+        *part_one(*new, {"row by row": 37318, "128 rows": 378, "2 columns": 186, "200 columns": 15}),
+        PublicKernel(
+            "CS149, transpose of 1024 x 1024",
+            f"{new[0]}/part1/kernels.py",
+            "matrix_transpose",
+            matrix,
+            86,
+            *new[1:],
+        ),
+        *convolutions(*new, (3832, 824, 3830, 825)),
+        *part_one(
+            *old,
+            {
+                "row by row": 27404,
+                "128 rows": 206,
+                "2 columns": 53,
+                "200 columns": 19,
+                "1000 columns": 30,
+                "2000 columns": 34,
+                "direct allocation": 29,
+            },
+        ),
+        *convolutions(*old, (3681, 1060, 3741, 1275)),
+    ]
+
+
+def loaded(path: Path, settings: Sequence[tuple[str, str]]) -> ModuleType:
+    """Import a file with other settings."""
+    text = path.read_text(encoding="utf-8")
+    for old, new in settings:
+        assert old in text, f"{path} has no {old}"
+        text = text.replace(old, new)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        copy.write_text(text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, copy)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+def modelled(kernel: PublicKernel, folder: Path) -> float:
+    """Return the modelled microseconds."""
+    from nki_legacy.old_api.kernel import jit
+
+    (path,) = folder.glob(kernel.file)
+    function = getattr(loaded(path, kernel.settings), kernel.entry)
+    return jit(function.user, platform_target=kernel.target).trace(*kernel.arguments).profile().total_us
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="kernels whose names have this text")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    stubs.install()
+    print(HEAD, end="")
+    for kernel in kernels():
+        if options.only in f"{kernel.name} {kernel.source}":
+            us = modelled(kernel, options.folder)
+            times = f"{kernel.us:,.0f} us | {us:,.0f} us | {us / kernel.us:.2f}"
+            print(f"| {kernel.name} | {times} | {kernel.target} | {kernel.source} |", flush=True)
+            print(kernel.name, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
