@@ -190,7 +190,7 @@ PRIVATE_OF_LEGACY = {
     "files": "",
     "ir": "context indexing layout program tensor tree",
     "isa": "enums",
-    "kernel": "arrays jit kernel listeners profile run specs",
+    "kernel": "arrays jit kernel listeners profile pure run specs",
     "language": "allocation creation elementwise operands shared_constants",
     "machine": "dtypes generations machine memories operators",
     "options": "",
