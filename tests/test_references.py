@@ -63,6 +63,9 @@ LOCAL_NAMES = {
     "benchmarks/accuracy/__main__.py": {"accuracy.md"},
     "benchmarks/compare/__main__.py": {"comparison.md"},
     "tests/ranks/test_shard_map.py": {"jax.md"},
+    "tests/grading/test_pages.py": {"teachers.md", "contests.md", "grading.md"},
+    "tests/test_reference.py": {"kinds/shapes-and-views.md"},
+    "tools/name_pages.py": {"../nki.isa.md", "../nki.language/ndarray.md", "../machine.md"},  # of the site
 }
 
 NUMBER = r"(?:\d+(?:\.\d+)*|L\d\d)"
