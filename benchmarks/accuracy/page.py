@@ -8,7 +8,7 @@ from nki.machine.generations import find
 from nki.machine.machine import ASSUMPTIONS
 from nki.machine.ranges import ends
 
-from . import facts
+from . import facts, public_kernels
 from .case import Case
 
 HEAD = """\
@@ -156,4 +156,12 @@ def page(found: list[Row], missing: list[str]) -> str:
     note = f"Not timed for this page: {'; '.join(missing)}.\n\n" if missing else ""
     table = head + "\n".join(row.line() for row in found) + "\n\n"
     measured = HEAD + summary(found) + "## Kernels\n\n" + table + note
-    return measured + FACTS + facts.table() + "\n" + fitted() + left_out()
+    return (
+        measured
+        + FACTS
+        + facts.table()
+        + "\n"
+        + public_kernels.SECTION.read_text(encoding="utf-8")
+        + fitted()
+        + left_out()
+    )
