@@ -61,6 +61,7 @@ LOCAL_NAMES = {
     "tests/timing/test_advisor.py": {"profiling.md"},
     "tests/timing/test_compiler_programs.py": {"compiler.md"},
     "benchmarks/accuracy/__main__.py": {"accuracy.md"},
+    "benchmarks/accuracy/public_kernels.py": {"public_kernels.md"},
     "benchmarks/compare/__main__.py": {"comparison.md"},
     "tests/ranks/test_shard_map.py": {"jax.md"},
     "tests/grading/test_pages.py": {"teachers.md", "contests.md", "grading.md"},

@@ -16,7 +16,7 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # its event loop runs as long as it does
 def chromium():
     if CHROMIUM is None:
         pytest.skip("no Chromium here: apt-get install chromium")

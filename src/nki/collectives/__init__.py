@@ -29,6 +29,7 @@ __all__ = [
     "reduce_scatter",
 ]
 _document(globals())
+del _document  # what a kernel can read of this module is followed
 
 
 def __dir__() -> list[str]:

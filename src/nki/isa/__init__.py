@@ -70,6 +70,7 @@ __all__ = sorted(
     if name[0] != "_" and (name == "constants" or not _is_module(value))
 )
 _document(globals())
+del _document  # what a kernel can read of this module is followed
 
 
 def __dir__():

@@ -74,6 +74,7 @@ __all__ = sorted(
     if not name.startswith("_") and name not in _LEGACY and not isinstance(value, type(_builtins))
 )
 _document(globals())
+del _document  # what a kernel can read of this module is followed
 
 
 def __dir__():

@@ -83,8 +83,8 @@ def test_wrong_arguments_are_refused_by_name(text):
 
 
 def test_an_iteration_of_the_loop_is_bound_by_memory(monkeypatch):
-    """Without data the body is timed once: 6 MiB, and the fixed cost of a kernel and of a loop."""
+    """Without data the body is timed once: 6 MiB, the fixed cost of a kernel, a loop and its barrier."""
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     matrix = nki.TensorSpec((2048, 8192), "bfloat16")
     profile = nki.profile(dynamic_elementwise_add)(matrix, matrix, nki.TensorSpec((1, 1), "int32"))
-    assert profile.total_us < 16.1 + 12.0
+    assert profile.total_us < 16.1 + 15.0
