@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def is_true(value: ast.expr) -> bool:
     return not (isinstance(value, ast.Constant) and value.value is False)
 
 
+@cache
 def found() -> dict[tuple[str, str], list[str]]:
     places: dict[tuple[str, str], list[str]] = {}
     for path in sorted(SOURCES.rglob("*.py")):

@@ -70,7 +70,7 @@ def run(body, degree):
     return launch
 
 
-@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_long_kernel_keeps_as_many_objects_as_a_short_one(degree):
     seen, before = [], living()
 

@@ -30,6 +30,7 @@ def test_the_mlp_of_the_tutorial_equals_its_module_at_all_three_sizes(capsys):
     assert len(lines) == 3 and all("equal to nn.Module within 0.00" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_whisper_encoder_is_as_near_to_float32_as_the_model_in_bfloat16(capsys, monkeypatch):
     pytest.importorskip("transformers", reason="transformers is not installed")
     monkeypatch.setattr("sys.argv", ["whisper_encoder.py", "--batches", "1", "--frames", "200"])

@@ -191,6 +191,7 @@ def test_a_mixed_environment_is_repaired(both, tmp_path, keeps, version):
     "upgrade, keeps, version",
     [("open-nki==0.3.0", "nki", "nki 0.6.0"), ("nki==0.7.0", "Open NKI", "open-nki 0.2.0")],
 )
+@pytest.mark.slow
 def test_an_upgrade_of_either_is_explained_and_repaired(both, tmp_path, upgrade, keeps, version):
     env = both[0].copy(tmp_path / "env")
     env.install(upgrade)

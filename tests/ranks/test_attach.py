@@ -24,6 +24,7 @@ def torchrun(processes: int, *what: str) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_four_ranks_leave_the_bits_of_the_specification_and_name_the_one_that_fails():
     said = torchrun(4, "worlds", "fails")
     assert [line for line in said if "worlds" in line] == [f"rank {r}: 12 worlds" for r in range(4)]

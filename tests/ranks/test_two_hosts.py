@@ -112,6 +112,7 @@ def test_ranks_on_two_hosts_leave_the_bits_of_one_process(hosts):
         assert outputs(processes).count(": 12 worlds") == 2
 
 
+@pytest.mark.slow
 def test_ranks_name_each_other_when_the_cable_is_pulled(hosts):
     processes = hosts.ranks("cut")
     with ended(processes):

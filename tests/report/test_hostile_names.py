@@ -114,7 +114,13 @@ def harmless(chromium, tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=str(number), marks=pytest.mark.slow if number % 3 else ())
+        for number, text in enumerate(HOSTILE)
+    ],
+)
 def test_a_hostile_name_is_shown_as_text(text, chromium, harmless, tmp_path):
     page = pages(kernel_named(text, tmp_path))
     page.encode("utf-8")  # it can be written to a file
