@@ -208,7 +208,7 @@ def described(program: Any, wanted: dict[str, Any]) -> dict[str, Any]:
         ],
         "advice": [
             {"title": a.title, "detail": a.detail, "lines": list(a.lines), "gain_us": a.gain_us}
-            for a in profile.findings[:FIRST]
+            for a in (profile.findings[:FIRST] if wanted["advise"] else ())
         ],
     }
 

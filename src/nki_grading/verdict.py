@@ -47,7 +47,7 @@ class CaseVerdict:
     instructions: int = 0
     sbuf_bytes: int = 0
     psum_bytes: int = 0
-    advice: list[dict[str, Any]] = field(default_factory=list)
+    advice: list[dict[str, Any]] = field(default_factory=list)  # on the case with the longest Program
 
     @property
     def correct(self) -> bool:
