@@ -134,7 +134,7 @@ def of(name, target="trn2"):
 # fmt: off
 FACTS = (
     Fact("B01", "trn2", STUDY, "never used", (),
-         "the model is of a run that nobody profiles: recording descriptors costs nothing"),
+         "the model is of a run without a profiler: recording descriptors costs nothing"),
     Fact("B02", "trn2", STUDY, "never used", (
         Figure("spacing of software triggers", "ns", 582, 598, lambda: micro.trigger_ns(SW)),
         Figure("smallest attention, software", "us", 16, 18, lambda: programs.attention_us(SW)),

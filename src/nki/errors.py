@@ -11,7 +11,7 @@ import linecache
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -314,6 +314,19 @@ def nearest(name: str, allowed: Iterable[str]) -> str | None:
     begun = [one for one in names if len(name) > 1 and f"_{name}" in f"_{one}"]
     found = [min(begun, key=len)] if begun else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def suggestion(name: str, allowed: Iterable[str]) -> str:
+    """Return "; did you mean X?" for a misspelt name, "" if nothing is close."""
+    close = nearest(name, allowed)
+    return f"; did you mean {close}?" if close else ""
+
+
+def unknown_name(message: str, name: str, allowed: Sequence[str], label: str = "accepted:") -> NkiError:
+    """Return the error for a name that is none of those allowed, with all of them and the nearest."""
+    close = nearest(name, allowed)
+    notes = [f"{label} {', '.join(allowed)}"]
+    return error("argument", message, notes=notes, help=f"did you mean {close}?" if close else None)
 
 
 def missing_name(

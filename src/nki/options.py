@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import error, nearest
+from .errors import error, unknown_name
 from .machine.generations import find
 from .machine.machine import Machine
 from .tracebacks import hides_our_frames
@@ -157,13 +157,7 @@ def options(**settings: Any) -> AbstractContextManager[None]:
     known = ["target", *(field.name for field in fields(Options))]
     for name in settings:
         if name not in known:
-            close = nearest(name, known)
-            raise error(
-                "argument",
-                f"nki.options: unknown option {name!r}",
-                notes=[f"accepted: {', '.join(known)}"],
-                help=f"did you mean {close}?" if close else None,
-            )
+            raise unknown_name(f"nki.options: unknown option {name!r}", name, known)
     if "device" in settings:
         settings["device"] = checked_device(settings["device"] or "", "nki.options: device")
     if settings.get("target") is None:

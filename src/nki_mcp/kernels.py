@@ -12,7 +12,7 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from nki.cli.script import UsageError
-from nki.errors import nearest
+from nki.errors import suggestion
 from nki.files import parse_json, printable, read_bytes
 from nki_grading import Limits, Task, TaskError, grade, load_task
 from nki_grading.grade import LARGEST_SOURCE, WHY
@@ -94,8 +94,7 @@ class Workshop:
         """Return a task by its name; paths are refused, since a task is code that runs in this process."""
         names = self.task_names()
         if name not in names:
-            close = nearest(name, names)
-            hint = f"; did you mean {close}?" if close else ""
+            hint = suggestion(name, names)
             raise UsageError(f"there is no task {printable(name[:200])}{hint}\n  tasks: {', '.join(names)}")
         places = [] if self.tasks is None else [self.tasks / name / "task.py", self.tasks / f"{name}.py"]
         try:

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint
 from types import CodeType
 
 from .. import __version__, plugins
-from ..errors import NkiError, NkiFileError, nearest
+from ..errors import NkiError, NkiFileError, suggestion
 from . import (
     advising,
     caching,
@@ -91,8 +91,7 @@ def unknown_command(top: argparse.ArgumentParser, argv: Sequence[str]) -> str | 
     names = completion.commands_of(top)
     if not argv or argv[0].startswith("-") or argv[0] in names:
         return None
-    close = nearest(argv[0], names)
-    hint = f"; did you mean {close}?" if close else ""
+    hint = suggestion(argv[0], names)
     return f"nki: there is no command {argv[0]}{hint}\n  help: nki --help lists all of them"
 
 

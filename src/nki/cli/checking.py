@@ -110,11 +110,15 @@ def _check_kernel(
             found += portability.of_source(kernel, options.release, checked)
     if kernel.linted and not options.release:
         found += _removed(kernel)
-    cases = [script.Case(values, options.lnc)] if values else list(script.declared_cases(kernel, options.lnc))
+    cases = (
+        [script.DeclaredCall(values, options.lnc)]
+        if values
+        else list(script.declared_cases(kernel, options.lnc))
+    )
     if options.arg and not values.keys() <= set(kernel.__signature__.parameters):
         cases = []  # the arguments are another kernel's
     if not cases and not _needs_arguments(kernel):
-        cases = [script.Case({}, options.lnc)]
+        cases = [script.DeclaredCall({}, options.lnc)]
     for platform_name in _platforms(options.target, kernel):
         with chosen(target=platform_name, **({"api": options.release} if options.release else {})):
             for case in cases:
@@ -133,7 +137,9 @@ def _platforms(target: str | None, kernel: Kernel) -> list[str]:
     return [platform_named(target) if target else choose_machine(kernel.target).name]
 
 
-def _traced(kernel: Kernel, case: script.Case, platform_name: str, release: str | None) -> list[CheckFinding]:
+def _traced(
+    kernel: Kernel, case: script.DeclaredCall, platform_name: str, release: str | None
+) -> list[CheckFinding]:
     """Every rule of a platform, and of a release if one is named, from shapes alone."""
     name, at = kernel.__name__, _line_of(kernel)
     bound = script.bind(kernel, case.values)

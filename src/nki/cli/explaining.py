@@ -6,7 +6,7 @@ import argparse
 import json
 
 from ..check.pages import PAGES, PRELUDE, SECTIONS, Page
-from ..errors import nearest
+from ..errors import suggestion
 from .command import Command, add_json
 from .script import UsageError
 from .terminal import show_message
@@ -35,8 +35,7 @@ def explanation(kind: str | None) -> dict[str, str]:
         return {name: page.meaning for name, page in PAGES.items()}
     kind = kind.strip().removeprefix("NkiError[").removeprefix("NkiWarning[").rstrip("]")
     if kind not in PAGES:
-        close = nearest(kind, PAGES)
-        hint = f"; did you mean {close}?" if close else ""
+        hint = suggestion(kind, PAGES)
         raise UsageError(f"there is no kind {kind}{hint}\n  help: nki explain lists all of them")
     page = PAGES[kind]
     code = {"wrong": page.wrong_code, "right": page.right_code}

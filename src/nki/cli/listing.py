@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from open_nki import doctor, installation
 
 from .. import plugins
-from ..errors import nearest
+from ..errors import suggestion
 from ..machine.generations import MACHINES
 from ..machine.machine import Machine
 from ..options import choose_machine
@@ -66,8 +66,7 @@ def kernel_source(name: str) -> dict[str, str]:
     """Return the module of one kernel of a library: its facts and its source."""
     facts = {f["name"]: f for f in kernel_facts() if f["status"] == "built"}
     if name not in facts:
-        close = nearest(name, facts)
-        hint = f"; did you mean {close}?" if close else ""
+        hint = suggestion(name, facts)
         raise UsageError(f"there is no kernel {name}{hint}\n  help: nki kernels lists them")
     kernel = getattr(importlib.import_module(facts[name]["import"]), name)
     return {**facts[name], "source": inspect.getsource(importlib.import_module(kernel.__module__))}

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import plugins
-from ..errors import NkiError, nearest
+from ..errors import NkiError, nearest, suggestion
 from ..files import read_bytes
 from ..kernel.arrays import TensorSpec
 from ..kernel.kernel import Kernel
@@ -292,8 +292,7 @@ def find_kernel(module: types.ModuleType, file: Path | str, name: str | None) ->
         return value
     if isinstance(value, types.FunctionType):  # nki.profile takes plain functions too
         return Kernel(value)
-    close = nearest(name, found)
-    hint = f"; did you mean {close}?" if close else ""
+    hint = suggestion(name, found)
     wrong = f"{name} in {file} is no kernel" if value is not None else f"there is no kernel {name} in {file}"
     raise UsageError(f"{wrong}{hint}\n  {listed}")
 
@@ -366,8 +365,7 @@ def bind(kernel: Kernel, values: Mapping[str, object]) -> inspect.BoundArguments
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in values:
             if name not in named:
-                close = nearest(name, named)
-                hint = f"; did you mean {close}?" if close else ""
+                hint = suggestion(name, named)
                 raise UsageError(f"{kernel.__name__} has no parameter {name}{hint}{takes}")
     missing = [
         p.name for p in parameters if p.name in named and p.default is p.empty and p.name not in values
@@ -391,7 +389,7 @@ def _positional_only(kernel: Kernel, name: str) -> bool:
     return parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
 
 
-class Case(NamedTuple):
+class DeclaredCall(NamedTuple):
     """One call of a kernel to trace: its arguments by name, and the cores."""
 
     values: dict[str, Any]
@@ -401,7 +399,7 @@ class Case(NamedTuple):
 _CASE = re.compile(r"^\s*#\s*nki:\s*check\s+(.*)$")
 
 
-def declared_cases(kernel: Kernel, lnc: int | None) -> Iterator[Case]:
+def declared_cases(kernel: Kernel, lnc: int | None) -> Iterator[DeclaredCall]:
     """Yield the calls that comments in the source declare: `# nki: check x=float32[128,512] lnc=2`."""
     try:
         lines, _ = inspect.getsourcelines(inspect.unwrap(kernel.func))
@@ -413,7 +411,7 @@ def declared_cases(kernel: Kernel, lnc: int | None) -> Iterator[Case]:
             words = shlex.split(match.group(1))
             cores = [int(word[4:]) for word in words if word.startswith("lnc=")]
             values = parse_arguments([word for word in words if not word.startswith("lnc=")])
-            yield Case(values, cores[0] if cores else lnc)
+            yield DeclaredCall(values, cores[0] if cores else lnc)
 
 
 def call_of(

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from ..errors import error, nearest
+from ..errors import error, unknown_name
 from ..machine.generations import find
 from ..options import from_environment
 from ..tracebacks import hide_our_frames, hides_our_frames
@@ -50,13 +50,7 @@ def _checked_target(kwargs: dict[str, Any]) -> str | None:
     """Refuse unknown keywords of nki.jit, warn of those without effect, and return the platform."""
     for name in kwargs:
         if name not in _JIT_KEYWORDS:
-            close = nearest(name, _JIT_KEYWORDS)
-            raise error(
-                "argument",
-                f"nki.jit: unknown keyword {name!r}",
-                notes=[f"accepted: {', '.join(_JIT_KEYWORDS)}"],
-                help=f"did you mean {close}?" if close else None,
-            )
+            raise unknown_name(f"nki.jit: unknown keyword {name!r}", name, _JIT_KEYWORDS)
         if name in _IGNORED_WITH_WARNING:
             warnings.warn(f"nki.jit: {name}= is accepted and ignored", DeprecationWarning, stacklevel=3)
     target: str | None = kwargs.get("platform_target")

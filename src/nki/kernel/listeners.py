@@ -16,7 +16,7 @@ listeners: list[Listener] = []
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Call `listener(kernel, args, kwargs)` before every kernel call in this block."""
+    """KernelCall `listener(kernel, args, kwargs)` before every kernel call in this block."""
     listeners.append(listener)
     try:
         yield
@@ -24,7 +24,7 @@ def listening(listener: Listener) -> Iterator[None]:
         listeners.remove(listener)
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """A call of a kernel, its arrays described by shape and dtype."""
 
     kernel: Any
@@ -33,19 +33,19 @@ class Call(NamedTuple):
 
 
 @contextlib.contextmanager
-def distinct_calls() -> Iterator[dict[str, Call]]:
+def distinct_calls() -> Iterator[dict[str, KernelCall]]:
     """Yield the calls made in this block, each distinct one once, by `kernel(float32[128, 512]) on trn2`."""
-    calls: dict[str, Call] = {}
+    calls: dict[str, KernelCall] = {}
 
     def note(kernel: Any, args: tuple, kwargs: dict) -> None:
-        call = Call(kernel, as_specs(args), as_specs(kwargs))
+        call = KernelCall(kernel, as_specs(args), as_specs(kwargs))
         calls.setdefault(_text(call), call)
 
     with listening(note):
         yield calls
 
 
-def _text(call: Call) -> str:
+def _text(call: KernelCall) -> str:
     given = [*map(_shown, call.args), *(f"{name}={_shown(value)}" for name, value in call.kwargs.items())]
     kernel = call.kernel
     bracket = f"[{kernel.lnc}]" if kernel.grid else ""

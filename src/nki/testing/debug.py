@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..errors import Site, error
-from ..ir.boxes import Box, box
+from ..ir.boxes import box, space_of
 from ..ir.context import current
+from ..ir.dependences import RAW, AccessHistory, Waits
 from ..ir.effects import effects
 from ..ir.instruction import Instruction
 from ..ir.storage import Storage
@@ -27,7 +28,7 @@ MOST_LINES = 12  # of those that computed a tile
 
 
 @dataclass(frozen=True)
-class Step:
+class WriteStep:
     """One instruction of a run, and what it wrote."""
 
     number: int
@@ -54,8 +55,8 @@ class Difference:
     got: float
     expected: float
     steps: int  # of the whole run
-    writer: Step | None  # None: nothing has written the tile
-    lines: list[Step] = field(default_factory=list)  # each source line once, the last first
+    writer: WriteStep | None  # None: nothing has written the tile
+    lines: list[WriteStep] = field(default_factory=list)  # each source line once, the last first
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain data."""
@@ -82,7 +83,7 @@ class Difference:
         return "\n".join(lines)
 
 
-def _range(step: Step) -> str:
+def _range(step: WriteStep) -> str:
     return f"{step.low:.4g} to {step.high:.4g}" + (f", {step.nans:,} NaN" if step.nans else "")
 
 
@@ -166,39 +167,45 @@ class _Recorder:
     """What each instruction read and wrote, in the order in which they ran; steps count from 1."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.reads: list[list[tuple[Storage, Box]]] = []
-        self.writes: dict[Storage, list[tuple[int, View, Box]]] = {}
+        self.steps: list[WriteStep] = []
+        self.sources: list[list[int]] = []  # of each step, the earlier ones whose values it read
+        self.writes: dict[Storage, list[tuple[int, View]]] = {}
+        self.histories: dict[Hashable, AccessHistory] = {}
 
     def __call__(self, instruction: Instruction) -> None:
         done = effects(instruction)
         number = len(self.steps) + 1
-        written = [*done.writes, *done.adds_to]
-        read = [view.bare() for view in (*done.reads, *done.adds_to)]
+        written = [view.bare() for view in (*done.writes, *done.adds_to)]
         self.steps.append(_step(number, instruction, [current().values(view) for view in written]))
-        self.reads.append([(view.storage, box(view)) for view in read])
+        waits: Waits = {}
+        for view in (*done.reads, *done.adds_to):
+            self._history(view).read(number, box(view.bare()), waits)
+        self.sources.append([other for other, why in waits.items() if why == RAW])
         for view in written:
-            bare = view.bare()
-            self.writes.setdefault(view.storage, []).append((number, bare, box(bare)))
+            self._history(view).write(number, box(view), {})
+            self.writes.setdefault(view.storage, []).append((number, view))
+
+    def _history(self, view: View) -> AccessHistory:
+        return self.histories.setdefault(space_of(view.storage), AccessHistory())
 
     def writers_of(self, view: View) -> np.ndarray:
         """Return the step that wrote each element of a view last; 0 where none has."""
         storage = view.storage
         steps = np.zeros(storage.nbytes // storage.dtype.itemsize, np.int64)
-        for number, written, _ in self.writes.get(storage, ()):
+        for number, written in self.writes.get(storage, ()):
             if written.indirection is None and written.dtype.itemsize == storage.dtype.itemsize:
                 _elements(steps, written)[...] = number
             else:  # its addresses are known at run time, or its elements are of another size
                 steps[:] = number
         return _elements(steps, view).copy()
 
-    def lines_before(self, step: int) -> Iterator[Step]:
+    def lines_before(self, step: int) -> Iterator[WriteStep]:
         """Yield the steps that a step depends on, each source line once, the last first."""
         seen, todo, places = {step}, [step], {self.steps[step - 1].place}
         while todo and len(places) <= MOST_LINES:
             found = max(todo)
             todo.remove(found)
-            for number in self._writers(found):
+            for number in self.sources[found - 1]:
                 if number not in seen:
                     seen.add(number)
                     todo.append(number)
@@ -207,26 +214,17 @@ class _Recorder:
                 places.add(one.place)
                 yield one
 
-    def _writers(self, step: int) -> Iterator[int]:
-        """Yield the earlier steps whose values a step has read."""
-        for storage, read in self.reads[step - 1]:
-            for number, _, written in reversed(self.writes.get(storage, ())):
-                if number < step and written.overlaps(read):
-                    yield number
-                    if written.contains(read):
-                        break
-
 
 def _elements(steps: np.ndarray, view: View) -> np.ndarray:
     strides = [stride * steps.itemsize for stride in view.strides]
     return np.lib.stride_tricks.as_strided(steps[view.offset :], view.shape, strides)
 
 
-def _step(number: int, instruction: Instruction, written: list[np.ndarray]) -> Step:
+def _step(number: int, instruction: Instruction, written: list[np.ndarray]) -> WriteStep:
     site: Site | None = instruction.site
     values = np.concatenate([np.ravel(one).astype(np.float64) for one in written]) if written else np.zeros(0)
     finite = values[np.isfinite(values)]
-    return Step(
+    return WriteStep(
         number,
         instruction.public or type(instruction).__name__,
         f"{site.filename.rpartition('/')[2]}:{site.lineno}" if site else "",
@@ -238,4 +236,4 @@ def _step(number: int, instruction: Instruction, written: list[np.ndarray]) -> S
     )
 
 
-__all__ = ["Difference", "Step", "first_difference"]
+__all__ = ["Difference", "WriteStep", "first_difference"]

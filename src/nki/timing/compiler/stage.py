@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ...errors import error, nearest
+from ...errors import unknown_name
 from . import broadcasts, copies, engines, loads, repeats, small_work, tiles, transfers
 from .compilation import Compilation
 
@@ -64,10 +64,4 @@ def _check(names: Collection[str]) -> None:
     known = [*(one.name for one in TRANSFORMATIONS), EVERYTHING]
     for name in names:
         if name not in known:
-            close = nearest(name, known)
-            raise error(
-                "argument",
-                f"there is no transformation {name!r}",
-                notes=[f"there are {', '.join(known)}"],
-                help=f"did you mean {close}?" if close else None,
-            )
+            raise unknown_name(f"there is no transformation {name!r}", name, known, "there are")
