@@ -37,7 +37,7 @@ NEED_TORCH = ("trnblas", "trnblas.nki")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReferenceEntry:
     """A public name."""
 
     name: str
@@ -57,12 +57,12 @@ def public_names(module: Any) -> list[str]:
 
 
 @cache
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[ReferenceEntry, ...]:
     """Return everything that the reference describes; what needs torch is read from its source."""
     return tuple(_entries())
 
 
-def _entries() -> Iterator[Entry]:
+def _entries() -> Iterator[ReferenceEntry]:
     for module in MODULES:
         if module in NEED_TORCH:
             yield from _from_source(module)
@@ -74,14 +74,16 @@ def _entries() -> Iterator[Entry]:
         if kernel.is_built:
             yield entry(kernel.name, kernel.target, kernel.module)
     for name, command in commands().items():
-        yield Entry(f"nki {name}", "", "Commands", command.format_usage().strip(), command.format_help())
+        yield ReferenceEntry(
+            f"nki {name}", "", "Commands", command.format_usage().strip(), command.format_help()
+        )
     for kind, page in PAGES.items():
-        yield Entry(kind, "", "Errors and warnings", f"nki explain {kind}", page.meaning)
+        yield ReferenceEntry(kind, "", "Errors and warnings", f"nki explain {kind}", page.meaning)
 
 
-def entry(name: str, value: Any, module: str) -> Entry:
+def entry(name: str, value: Any, module: str) -> ReferenceEntry:
     """Return the entry of a value."""
-    return Entry(
+    return ReferenceEntry(
         name, module, group(value), f"{module}.{name}{parameters(value)}", inspect.getdoc(value) or ""
     )
 
@@ -140,7 +142,7 @@ def facts(name: str) -> dict[str, str]:
 # ---- packages that are not imported --------------------------------------------------------------
 
 
-def _from_source(package: str) -> Iterator[Entry]:
+def _from_source(package: str) -> Iterator[ReferenceEntry]:
     """Yield the public functions and classes of a package from its source: to import it takes seconds."""
     found = find_spec(package.partition(".")[0])
     if found is None or not found.submodule_search_locations:
@@ -154,7 +156,7 @@ def _from_source(package: str) -> Iterator[Entry]:
                 signature = f"({ast.unparse(node.args)})" if isinstance(node, ast.FunctionDef) else ""
                 kind = "Functions" if signature else "Classes"
                 whole = f"{package}.{node.name}{signature}"
-                yield Entry(node.name, package, kind, whole, ast.get_docstring(node) or "")
+                yield ReferenceEntry(node.name, package, kind, whole, ast.get_docstring(node) or "")
 
 
 def _listed(tree: ast.Module) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from nki.cli.script import UsageError
 from nki.errors import nearest
 
-from .reference import Entry, entries, facts
+from .reference import ReferenceEntry, entries, facts
 
 MOST = 8
 LONGEST = 200  # characters of a query
@@ -45,7 +45,7 @@ def _names() -> Iterable[str]:
     return {name for one in entries() for name in (one.name.lower(), one.whole.lower())}
 
 
-def _score(one: Entry, words: Iterable[str]) -> int:
+def _score(one: ReferenceEntry, words: Iterable[str]) -> int:
     """Return how well an entry fits: words of its name count most, then its first line, then the rest."""
     name, first = _words(one.name), _words(one.text.partition("\n")[0])
     rest = _words(f"{one.whole} {one.signature} {one.text}")
@@ -66,7 +66,7 @@ def _words(text: str) -> set[str]:
     return {word for word in re.split(r"[\W_]+", text.lower()) if word}
 
 
-def _described(one: Entry, whole: bool = False) -> dict[str, str]:
+def _described(one: ReferenceEntry, whole: bool = False) -> dict[str, str]:
     """Return an entry as data: whole, or with the first line of its text."""
     text, signature = one.text, one.signature
     if not whole:

@@ -21,19 +21,19 @@ LARGE = Limits(seconds=600, memory=20 << 30, output=4 << 30)  # some results hav
 
 
 @dataclass(frozen=True)
-class Tensor:
+class BenchTensor:
     """An argument: the shape that the operator is defined on, and the shape that the kernel gets."""
 
     shape: tuple[int, ...]
     samples: Samples
 
 
-def tensor(shape: tuple[int, ...], laid_out: tuple[int, ...] = (), std: float = 1.0) -> Tensor:
-    return Tensor(shape, normal(laid_out or shape, std=std))
+def tensor(shape: tuple[int, ...], laid_out: tuple[int, ...] = (), std: float = 1.0) -> BenchTensor:
+    return BenchTensor(shape, normal(laid_out or shape, std=std))
 
 
 @dataclass(frozen=True)
-class Operator:
+class BenchOperator:
     """What is computed, its arguments as a function of sizes, and the sizes."""
 
     reference: Callable[..., np.ndarray]
@@ -155,11 +155,11 @@ def _tiled(M: int, N: int, K: int) -> dict[str, Any]:
     return {"x": tensor((M, K), (M // 128, 128, K // 128, 128)), "w": _rows(K, N)}
 
 
-def _rows(K: int, N: int) -> Tensor:
+def _rows(K: int, N: int) -> BenchTensor:
     return tensor((K, N), (K // 128, 128, N))
 
 
-def _blocks(M: int, K: int) -> Tensor:
+def _blocks(M: int, K: int) -> BenchTensor:
     return tensor((M, K), (M // 512, 4, 128, K // 128, 128))
 
 
@@ -205,7 +205,7 @@ def _mamba(M: int, C: int, S: int) -> dict[str, Any]:
 
 
 def _adamw(M: int, N: int) -> dict[str, Any]:
-    moments = {"m": tensor((M, N)), "v": Tensor((M, N), uniform((M, N)))}
+    moments = {"m": tensor((M, N)), "v": BenchTensor((M, N), uniform((M, N)))}
     return {"theta": tensor((M, N)), "g": tensor((M, N)), **moments}
 
 
@@ -221,36 +221,36 @@ def _silu(M: int, N: int) -> dict[str, Any]:
 TILE = dict(M=128, N=512, K=256)
 BLOCK = dict(M=512, N=512, K=256)
 OPERATORS = [
-    Operator(adamw, _adamw, dict(M=10944, N=2048), dict(M=256, N=512), 1999.8),
-    Operator(add_rmsnorm_matmul, _add_norm, dict(M=4096, N=2048, K=1024), TILE, 1221.9, "K"),
-    Operator(bmm, _bmm, dict(B=16, M=4096, N=4096, K=64), dict(B=2, M=128, N=512, K=64), 4610.9, "K"),
-    Operator(bmm_softmax, _bmm, dict(B=16, M=4096, N=4096, K=64), dict(B=2, **TILE), 11999.6, "KN"),
-    Operator(
+    BenchOperator(adamw, _adamw, dict(M=10944, N=2048), dict(M=256, N=512), 1999.8),
+    BenchOperator(add_rmsnorm_matmul, _add_norm, dict(M=4096, N=2048, K=1024), TILE, 1221.9, "K"),
+    BenchOperator(bmm, _bmm, dict(B=16, M=4096, N=4096, K=64), dict(B=2, M=128, N=512, K=64), 4610.9, "K"),
+    BenchOperator(bmm_softmax, _bmm, dict(B=16, M=4096, N=4096, K=64), dict(B=2, **TILE), 11999.6, "KN"),
+    BenchOperator(
         gqa_full, _gqa, dict(B=1, N=4096, Q=16, H=8, D=128), dict(B=1, N=512, Q=2, H=1, D=128), 19110.5, "N"
     ),
-    Operator(lora, _lora, dict(M=4096, N=12288, K=5120, R=128), dict(R=128, **BLOCK), 30166.4, "KR"),
-    Operator(mamba, _mamba, dict(M=7168, C=256, S=16), dict(M=256, C=128, S=4), 2888.7, "SM"),
-    Operator(matmul, _tiled, dict(M=4096, N=12288, K=5120), TILE, 35199.7, "K"),
-    Operator(matmul_add_rmsnorm, _norm_last, dict(M=4096, N=2048, K=2048), TILE, 2666.6, "K"),
-    Operator(rmsnorm_matmul, _rmsnorm_matmul, dict(M=4096, N=2048, K=1024), TILE, 1055.8, "K"),
-    Operator(rope_single_freq_apply, _rope, dict(H=64, N=4096, D=128), dict(H=2, N=512, D=128), 4333.0),
-    Operator(silu, _silu, dict(M=4096, N=7168), dict(M=256, N=512), 1333.2),
-    Operator(swiglu, _swiglu, dict(M=4096, N=3072, K=1024), BLOCK, 4221.8, "KN"),
-    Operator(transpose_matmul, _transposed, dict(M=4096, N=10944, K=2048), TILE, 9610.3, "K"),
+    BenchOperator(lora, _lora, dict(M=4096, N=12288, K=5120, R=128), dict(R=128, **BLOCK), 30166.4, "KR"),
+    BenchOperator(mamba, _mamba, dict(M=7168, C=256, S=16), dict(M=256, C=128, S=4), 2888.7, "SM"),
+    BenchOperator(matmul, _tiled, dict(M=4096, N=12288, K=5120), TILE, 35199.7, "K"),
+    BenchOperator(matmul_add_rmsnorm, _norm_last, dict(M=4096, N=2048, K=2048), TILE, 2666.6, "K"),
+    BenchOperator(rmsnorm_matmul, _rmsnorm_matmul, dict(M=4096, N=2048, K=1024), TILE, 1055.8, "K"),
+    BenchOperator(rope_single_freq_apply, _rope, dict(H=64, N=4096, D=128), dict(H=2, N=512, D=128), 4333.0),
+    BenchOperator(silu, _silu, dict(M=4096, N=7168), dict(M=256, N=512), 1333.2),
+    BenchOperator(swiglu, _swiglu, dict(M=4096, N=3072, K=1024), BLOCK, 4221.8, "KN"),
+    BenchOperator(transpose_matmul, _transposed, dict(M=4096, N=10944, K=2048), TILE, 9610.3, "K"),
 ]
 
 
-def computed(operator: Operator, shapes: Mapping[str, tuple[int, ...]], **values: Any) -> np.ndarray:
+def computed(operator: BenchOperator, shapes: Mapping[str, tuple[int, ...]], **values: Any) -> np.ndarray:
     """Return the reference of arguments in the kernel's layout."""
     return operator.reference(
         *(value.reshape(shapes[name]) if name in shapes else value for name, value in values.items())
     )
 
 
-def task(operator: Operator, small: bool) -> Task:
+def task(operator: BenchOperator, small: bool) -> Task:
     sizes = operator.small if small else operator.published
     arguments = operator.arguments(**sizes)
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, BenchTensor)}
     shapes = {name: value.shape for name, value in tensors.items()}
     passed = {name: value.samples if name in tensors else value for name, value in arguments.items()}
     name = ", ".join(f"{size}={value}" for size, value in sizes.items())
