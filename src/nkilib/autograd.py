@@ -15,8 +15,17 @@ from nki.frameworks.torch import differentiable
 from nkilib.experimental import misc, pooling
 from nkilib.experimental.conv import conv3d as forward_conv3d
 from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
+from nkilib.experimental.deformable_attention import ms_deformable_attention as forward_deformable
+from nkilib.experimental.deformable_attention import ms_deformable_attention_bwd
 
-__all__ = ["avg_pooling_3d", "conv3d", "gather", "max_pooling_3d", "scatter_add"]
+__all__ = [
+    "avg_pooling_3d",
+    "conv3d",
+    "gather",
+    "max_pooling_3d",
+    "ms_deformable_attention",
+    "scatter_add",
+]
 
 
 def _gather_backward(dy: Any, input: Any, dim: int, index: Any) -> tuple:
@@ -58,8 +67,14 @@ def _conv3d_backward(dy: Any, x_in: Any, filters: Any, bias: Any, *options: Any,
     return conv3d_bwd(dy, x_in, filters, *options, **named)
 
 
+def _deformable_backward(dy: Any, value: Any, shapes: Any, starts: Any, *rest: Any, **named: Any) -> tuple:
+    """The gradients of value, sampling_locations and attention_weights."""
+    return ms_deformable_attention_bwd(dy, value, shapes, starts, *rest, **named)
+
+
 avg_pooling_3d = differentiable(pooling.avg_pooling_3d, _avg_pooling_backward)
 conv3d = differentiable(_conv3d, _conv3d_backward)
 gather = differentiable(misc.gather, _gather_backward)
 max_pooling_3d = differentiable(pooling.max_pooling_3d, _max_pooling_backward, outputs=True)
+ms_deformable_attention = differentiable(forward_deformable, _deformable_backward)
 scatter_add = differentiable(_scatter_add, _scatter_add_backward)

@@ -331,6 +331,21 @@ TABLE = [
         also="flash sdpa bidirectional",
     ),
     CatalogueRow(
+        "ms-deformable-attention",
+        "experimental.deformable_attention",
+        "ms_deformable_attention",
+        "2.31",
+        backward="ms_deformable_attention_bwd",
+        also="vision detector detr bilinear",
+    ),
+    CatalogueRow(
+        "ms-deformable-attention-bwd",
+        "experimental.deformable_attention",
+        "ms_deformable_attention_bwd",
+        "2.31",
+        also="vision detector detr gradient",
+    ),
+    CatalogueRow(
         HELPER,
         "core.topk",
         "rotational_topk create_rotational_topk_config RotationalTopkConfig",
