@@ -229,6 +229,20 @@ TABLE = [
         also="mixture of experts",
     ),
     CatalogueRow(
+        "rmsnorm-mx-prefill",
+        "core.rmsnorm.rmsnorm_mx_prefill",
+        "rmsnorm_mx_prefill",
+        "2.32",
+        also="layernorm normalization mxfp8 router gating mixture of experts deepseek",
+    ),
+    CatalogueRow(
+        HELPER,
+        "core.subkernels.rmsnorm_mx_quantize_tkg",
+        "rmsnorm_mx_quantize_tkg",
+        "2.29",
+        also="decode layernorm mxfp8",
+    ),
+    CatalogueRow(
         "gather", "experimental.misc", "gather", "2.31", backward="gather_bwd", also="embedding lookup"
     ),
     CatalogueRow(
