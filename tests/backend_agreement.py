@@ -87,7 +87,8 @@ def torch_results(program, arrays, device="cpu"):
     """Return what a program returns on a torch device as numpy arrays; or why it does not run there."""
     import torch
 
-    from nki.backends.torch.runner import part_of, run
+    from nki.backends.torch.graphs import run
+    from nki.backends.torch.runner import part_of
     from nki.backends.torch.schedule import Refused
     from nki.backends.torch.steps import device_plan_of
     from nki.frameworks.torch import from_numpy, to_numpy
@@ -100,8 +101,6 @@ def torch_results(program, arrays, device="cpu"):
         storage: from_numpy(np.ascontiguousarray(array)).to(device)
         for (_, storage), array in zip(program.parameters, arrays, strict=True)
     }
-    for storage, raw in program.constants:
-        given[storage] = torch.from_numpy(raw.copy()).to(device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = run(plan, given, device)

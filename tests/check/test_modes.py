@@ -169,6 +169,7 @@ NO_KERNEL = {
     **dict.fromkeys(["no-backward", "gradient"], FRAMEWORKS),
     **dict.fromkeys(["rank-lost", "rank-timeout"], "about processes: tests/ranks/test_attach.py"),
     **dict.fromkeys(["hardware-limit", "not-supported"], "tests/collectives/test_one_rank.py"),
+    "device-graph": "about a GPU: tests/backends/torch/test_graphs.py",
     "cache-size": "about the cache of the process: tests/kernel/test_cache.py",
     "untested-on-hardware": "numpy has no array of these dtypes outside of nki.mx",
     "ap-dims": "no tile has more than four free dimensions: a larger machine might",

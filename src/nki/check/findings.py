@@ -21,7 +21,7 @@ from .python import Finding
 MILD = frozenset(
     ["legacy", "deprecated", "dtype-ignored", "loop-trips", "weak-scalar", "broadcast", "priority-ignored"]
     + ["untested-on-hardware", "matmul-transpose", "lnc-config", "device-copy", "cache-size", "int-precision"]
-    + ["psum-reuse"]
+    + ["psum-reuse", "device-graph"]
 )  # compilers and hardware accept these, or it is unknown: warnings
 
 

@@ -52,7 +52,8 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
     import torch
 
     from ..backends.lowered import lower
-    from ..backends.torch.runner import part_of, run
+    from ..backends.torch.graphs import run
+    from ..backends.torch.runner import part_of
     from ..backends.torch.schedule import Refused
     from ..backends.torch.steps import device_plan_of
 
@@ -64,12 +65,11 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
         return str(plan)
     originals = {s: tensor for (_, s), tensor in zip(program.parameters, tensors, strict=True)}
     given: dict[Storage, Any] = {s: t.detach().contiguous().to(device) for s, t in originals.items()}
-    for storage, raw in program.constants:
-        given[storage] = torch.from_numpy(raw.copy()).to(device)
+    constants = plan.constants_on(torch, device)
     changed = [storage for storage in plan.written if storage in originals]
     views = leaves(program.result, View)
     partly = {s for s in plan.partly if s not in originals}
-    if any(v.storage in partly or v.storage not in {*plan.written, *given} for v in views):
+    if any(v.storage in partly or v.storage not in {*plan.written, *given, *constants} for v in views):
         return "it returns a tensor of which a part was never written"
     if not _may_change([originals[s] for s in changed], tensors):
         return "it writes an argument that may not be written"
@@ -84,7 +84,7 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
     def returned(view: View) -> Any:
         own = originals.get(view.storage)
         if own is None:
-            memory = found[view.storage] if view.storage in found else given[view.storage]
+            memory = found[view.storage] if view.storage in found else constants[view.storage]
             part = part_of(_as_dtype(memory, view.dtype), view)
             return part if view.storage in found else part.clone()
         if is_whole(view) and tuple(view.shape) == tuple(own.shape):

@@ -12,7 +12,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.backends.torch.runner import _DeviceRunner
+from nki.backends.torch.runner import DeviceRunner
 from support import target
 
 torch = pytest.importorskip("torch")
@@ -81,7 +81,7 @@ def test_kernels_of_the_library_run_on_the_device_from_end_to_end(number, device
     def refuse(runner, step, arrays, why):
         raise AssertionError(f"{step.node.instruction.public}: {why}")
 
-    monkeypatch.setattr(_DeviceRunner, "_on_host", refuse)
+    monkeypatch.setattr(DeviceRunner, "_on_host", refuse)
     _, kernel, tensors, options = list(library_cases())[number]
     there = [tensor.to(device) for tensor in tensors]
     (found,) = run_on_its_device(kernel, *there, **options)
@@ -227,8 +227,8 @@ def test_the_tf32_setting_of_the_user_is_restored():
 
 def test_numpy_arrays_run_on_the_device_of_the_options(monkeypatch):
     seen = []
-    run = _DeviceRunner.run
-    monkeypatch.setattr(_DeviceRunner, "run", lambda self: (seen.append(self.where.type), run(self))[1])
+    run = DeviceRunner.run
+    monkeypatch.setattr(DeviceRunner, "run", lambda self: (seen.append(self.where.type), run(self))[1])
     x = np.arange(32, dtype=np.float32).reshape(4, 8)
     with nki.options(device="torch-cpu"):
         found = twice(x)

@@ -14,7 +14,7 @@ from support import target
 
 torch = pytest.importorskip("torch")
 from backend_agreement import assert_agrees, torch_results  # noqa: E402
-from nki.backends.torch.runner import _DeviceRunner  # noqa: E402
+from nki.backends.torch.runner import DeviceRunner  # noqa: E402
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 FLOATS = (nl.float32, nl.bfloat16, nl.float16, nl.float8_e4m3, nl.float8_e5m2)
@@ -31,7 +31,7 @@ def all_there(monkeypatch):
     def refuse(runner, step, arrays, why):
         raise AssertionError(f"{step.node.instruction.public} is not supported: {why}")
 
-    monkeypatch.setattr(_DeviceRunner, "_on_host", refuse)
+    monkeypatch.setattr(DeviceRunner, "_on_host", refuse)
     with target("trn3"):
         yield
 

@@ -6,5 +6,6 @@ grids      the operands of many equal instructions as one strided or gathered pa
 schedule   which instructions run together, and in what order
 steps      the steps of a program, and the memory of their values
 runner     runs the steps on tensors
+graphs     captures what a run asks of a GPU as a CUDA graph, and replays it
 backend    the backend itself
 """

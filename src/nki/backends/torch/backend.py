@@ -12,7 +12,7 @@ from ...ir.view import View
 from ...options import Options, checked_device
 from ..lowered import Lowered
 from ..protocol import ExecutionContext
-from .runner import run
+from .graphs import run
 from .schedule import Refused
 from .steps import DevicePlan, device_plan_of
 
@@ -45,9 +45,9 @@ class TorchBackend:
         plan = device_plan_of(lowered)
         assert isinstance(plan, DevicePlan)
         device = torch_device(execution.options.device)
-        given = [storage for _, storage in lowered.parameters] + [s for s, _ in lowered.constants]
         tensors = {
-            storage: torch.from_numpy(execution.memories[storage].raw.copy()).to(device) for storage in given
+            storage: torch.from_numpy(execution.memories[storage].raw.copy()).to(device)
+            for _, storage in lowered.parameters
         }
         found = run(plan, tensors, device)
         if found is None:

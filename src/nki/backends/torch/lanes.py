@@ -8,7 +8,6 @@ So `compute` of one instruction does the work of all, on a GPU. `functions` is t
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from math import prod
@@ -18,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-
-from ...ir.caches import LRUCache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,11 +28,10 @@ class Unsupported(Exception):
 
 
 class Device:
-    """A torch device, with its cached constants and the masks to check at the end of a run."""
+    """A torch device during a run: the constants of a plan there, and the masks to check at the end."""
 
-    def __init__(self, torch: ModuleType, where: TorchDevice):
-        self.torch, self.where = torch, where
-        self.constants = _constants[where]
+    def __init__(self, torch: ModuleType, where: TorchDevice, constants: dict[tuple, Any]):
+        self.torch, self.where, self.constants = torch, where, constants
         self.doubts: list[Any] = []  # masks; if one is not empty, the host runs the program
 
     def constant(self, array: np.ndarray) -> Any:
@@ -48,7 +44,7 @@ class Device:
             plain = array if array.dtype in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
             tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
             found = (tensor if tensor.dtype == held else tensor.view(held)).to(self.where)
-            self.constants.put(key, found)
+            self.constants[key] = found
         return found
 
     def number(self, value: object, dtype: object) -> Any:
@@ -57,16 +53,12 @@ class Device:
         found = self.constants.get(key)
         if found is None:
             found = self.torch.tensor(value, dtype=dtype).to(self.where)
-            self.constants.put(key, found)
+            self.constants[key] = found
         return found
 
-    def is_clean(self) -> bool:
-        """Return whether every mask is empty. This alone waits for the device."""
-        doubts, self.doubts = self.doubts, []
-        return not doubts or not bool(self.torch.stack(doubts).any())
-
-
-_constants: dict[TorchDevice, LRUCache[tuple, Tensor]] = defaultdict(lambda: LRUCache(512))
+    def doubt(self) -> Any:
+        """Return whether a mask is not empty, as a tensor; None if there are no masks."""
+        return self.torch.stack(self.doubts).any() if self.doubts else None
 
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

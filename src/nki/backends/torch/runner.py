@@ -7,15 +7,12 @@ values leave masks, and if one of them is not empty at the end, the host runs th
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
-from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import NkiError, emit_warning
+from ...errors import emit_warning
 from ...ir.context import activate
 from ...ir.engine_state import Accumulators, EngineState
 from ...ir.storage import Storage
@@ -37,49 +34,10 @@ class Diagnosed(Exception):
     """An instruction reports a diagnostic about values: the reference reports it, with lines."""
 
 
-def run(plan: DevicePlan, given: Mapping[Storage, Any], where: TorchDevice) -> dict[Storage, Any] | None:
-    """Run on the tensors of the parameters; return those of what is written, or None: run it on the host."""
-    import torch
-
-    runner = _DeviceRunner(torch, plan, given, torch.device(where))
-    try:
-        with torch.no_grad(), _exact_products(torch), np.errstate(all="ignore"):
-            return runner.run()
-    except (Diagnosed, NkiError):
-        return None
-
-
 def part_of(tensor: Tensor, view: View) -> Any:
     """Return the tensor of a view of a storage."""
     start = tensor.storage_offset() + view.offset
     return tensor.as_strided(tuple(view.shape), tuple(view.strides), start)
-
-
-# ---- float32 products ----------------------------------------------------------------------------
-
-_lock = threading.Lock()
-_users = 0
-_before: Any = None
-
-
-@contextmanager
-def _exact_products(torch: ModuleType) -> Any:
-    """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
-    global _users, _before
-    settings = torch.backends.cuda.matmul
-    name, exact = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
-    with _lock:
-        if _users == 0:
-            _before = getattr(settings, name)
-            setattr(settings, name, exact)
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                setattr(settings, name, _before)
 
 
 # ---- steps ---------------------------------------------------------------------------------------
@@ -98,13 +56,16 @@ class _Core:
         raise Diagnosed
 
 
-class _DeviceRunner:
-    def __init__(self, torch: ModuleType, plan: DevicePlan, given: Mapping[Storage, Any], where: TorchDevice):
+class DeviceRunner:
+    """One run of a plan, on memory of its own."""
+
+    def __init__(self, torch: ModuleType, plan: DevicePlan, given: dict[Storage, Any], where: TorchDevice):
         self.torch, self.plan, self.where = torch, plan, where
-        self.device = Device(torch, where)
+        self.device = Device(torch, where, plan.numbers[where])
         self.core = _Core(plan.machine)
+        self.stayed = True  # no step ran on the host
         self.memories: dict[Any, Any] = {}
-        for storage, tensor in given.items():
+        for storage, tensor in (plan.constants_on(torch, where) | given).items():
             self.memories[storage] = self._held(tensor.reshape(-1), storage)
         for storage in plan.written:
             self.memories[storage] = self._new_memory(storage)
@@ -131,6 +92,18 @@ class _DeviceRunner:
         return tensor if tensor.dtype == wanted else tensor.view(wanted)
 
     def run(self) -> dict[Storage, Any] | None:
+        """Run the plan; return the tensors of what is written, or None: the host is to run the program."""
+        doubt = self.launch()
+        return None if doubt is not None and bool(doubt) else self.written()
+
+    def written(self) -> dict[Storage, Any]:
+        return {storage: self.memories[storage] for storage in self.plan.written}
+
+    def launch(self) -> Any:
+        """Run the steps, without waiting for the device; return whether an instruction reports something.
+
+        That is a tensor on the device, or None if no instruction asked.
+        """
         outer = activate(self.core)  # type: ignore[arg-type]
         try:
             for step in self.plan.steps:
@@ -140,9 +113,7 @@ class _DeviceRunner:
                     self._batch(step)
         finally:
             activate(outer)
-        if not self.device.is_clean():
-            return None
-        return {storage: self.memories[storage] for storage in self.plan.written}
+        return self.device.doubt()
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -249,6 +220,7 @@ class _DeviceRunner:
         """Run the instructions of a step one by one, with numpy."""
         instruction = step.node.instruction
         name = instruction.public
+        self.stayed = False
         if (self.where.type, name) not in _warned:
             _warned.add((self.where.type, name))
             emit_warning(
@@ -279,44 +251,58 @@ class _DeviceRunner:
     # ---- products --------------------------------------------------------------------------------
 
     def _products(self, step: BatchedGemm) -> None:
-        torch, count = self.torch, step.count
-        left, right = self._side(step.left), self._side(step.right)
+        dtype = self._held_dtype(step.dtype)
+        left, right = self._side(step.left, dtype), self._side(step.right, dtype)
         out, target = None, step.target or step.result
         assert target is not None
-        if target.regular((count,)) is not None:
-            out = self.read(target, (count,))
-        if count == 1:
-            made = torch.mm(left[0].T, right[0], out=None if out is None else out[0])[None]
-        else:
-            made = torch.bmm(left.transpose(1, 2), right, out=out)
+        if target.regular((step.count,)) is not None:
+            out = self.read(target, (step.count,))
+        made = self._multiplied(left.transpose(1, 2), right, out)
         if out is None:
-            target.write(torch, self.memory(target), made)
+            target.write(self.torch, self.memory(target), made)
         for (rows, columns), stored_at in step.copies:
             self._copy(stored_at, made[:, rows, columns])
 
-    def _side(self, side: BatchedFactor) -> Any:
-        """Return a factor as float32 [count, K, M]."""
+    def _multiplied(self, left: Tensor, right: Tensor, out: Tensor | None) -> Any:
+        """Return the products in float32. The product of two narrow numbers is exact there."""
+        torch = self.torch
+        options: dict[str, Any] = {}
+        if left.dtype != torch.float32:
+            if self.where.type == "cuda" and hasattr(torch.ops.aten.bmm, "dtype"):
+                options["out_dtype"] = torch.float32
+            else:
+                left, right = left.float(), right.float()
+        if len(left) == 1:
+            return torch.mm(left[0], right[0], out=None if out is None else out[0], **options)[None]
+        return torch.bmm(left, right, out=out, **options)
+
+    def _side(self, side: BatchedFactor, dtype: Any) -> Any:
+        """Return a factor [count, K, M] in float32, or in the narrow dtype of all its tiles."""
         shape = (side.count, side.rows, side.columns)
         if side.stack is not None:
             lead = (side.count, side.tiles)
-            tiles = self._wide(side.stack, lead)
+            tiles = self._tiles(side.stack, lead, dtype)
             if side.tiles == 1:
                 return tiles.reshape(shape)
             tiles = tiles.reshape(*lead, side.rows // side.tiles, side.columns)
             return (tiles.transpose(1, 2) if side.terms > 1 else tiles).reshape(shape)
-        packed = self.torch.empty(shape, dtype=self.torch.float32, device=self.where)
+        packed = self.torch.empty(shape, dtype=dtype, device=self.where)
         memory = packed.reshape(-1)
         for target, source in side.pieces:
             count = (target.count,)
             straight = target.regular(count) is not None
             plain = source.layout.dtype in ("bfloat16", "float16")  # which a copy widens
-            tiles = self.read(source, count) if straight and plain else self._wide(source, count)
+            tiles = self.read(source, count) if straight and plain else self._tiles(source, count, dtype)
             tiles = tiles.reshape(*count, *target.layout.shape)
             if straight:
                 target.read(self.torch, memory, count).copy_(tiles)
             else:
                 target.write(self.torch, memory, tiles)
         return packed
+
+    def _tiles(self, grid: OperandGrid, lead: tuple[int, ...], dtype: Any) -> Any:
+        tiles = self.read(grid, lead)
+        return tiles if tiles.dtype == dtype else self._wide(grid, lead)
 
     def _wide(self, grid: OperandGrid, lead: tuple[int, ...]) -> Any:
         return f32(self.lanes(grid, lead), grid.layout.dtype).tensor  # type: ignore[arg-type, attr-defined]

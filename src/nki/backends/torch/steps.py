@@ -6,15 +6,16 @@ for each output), so that the next step finds them at regular distances.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ...ir.caches import per_program
 from ...ir.liveness import allocate
 from ...ir.program import Loop
 from ...ir.storage import Storage
-from ...machine.dtypes import float32
-from ...machine.machine import Machine
+from ...machine.dtypes import DType, float32
 from ..fused.emission import output_elements
 from ..fused.fusion import fuse
 from ..fused.products import Factor, Gemm
@@ -26,7 +27,11 @@ from ..lowered import UNPLANNED, Lowered
 from .grids import OperandGrid, OperandLayout, common_lead, layout_of
 from .schedule import AccumulatorValue, LevelScheduler, Refused, StepMember, groups
 
+if TYPE_CHECKING:
+    from torch import device as TorchDevice
+
 WINDOW = 8 << 30  # bytes of the values of a window
+NARROW = ("bfloat16", "float16")  # that GPUs multiply and sum in float32
 
 
 class StepBuffer:
@@ -178,6 +183,7 @@ class BatchedGemm(DeviceStep):
         first = gemms[0]
         self.left = BatchedFactor([g.left for g in gemms])
         self.right = BatchedFactor([g.right for g in gemms])
+        self.dtype = _common_dtype(self.left, self.right)
         self.rows, self.columns = first.left.columns, first.right.columns
         self.target: OperandGrid | None = None
         if first.target is not None:
@@ -225,19 +231,39 @@ class BatchedFactor:
             layout = OperandLayout("pack", (rows, columns), (pitch, 1), float32)
             self.pieces.append((OperandGrid(layout, offsets), OperandGrid.of(places)))
 
+    @property
+    def dtypes(self) -> set[DType]:
+        """The dtypes of all its tiles."""
+        return {grid.layout.dtype for grid in (self.stack, *[source for _, source in self.pieces]) if grid}
+
+
+def _common_dtype(left: BatchedFactor, right: BatchedFactor) -> DType:
+    """Return the dtype to multiply in: that of all tiles, where their products are exact in float32."""
+    (first, *others) = left.dtypes | right.dtypes
+    return first if not others and first in NARROW else float32
+
 
 # ---- all of a program ----------------------------------------------------------------------------
 
 
 class DevicePlan:
-    """A program as steps on a device. It never changes; calls share it."""
+    """A program as steps on a device. It never changes; calls share it, and what it needs on each device."""
 
     def __init__(
-        self, machine: Machine, steps: list[Any], arena: int, written: list[Storage], partly: set[Storage]
+        self, lowered: Lowered, steps: list[Any], arena: int, written: list[Storage], partly: set[Storage]
     ):
-        self.machine, self.steps, self.arena = machine, steps, arena
+        self.machine, self.steps, self.arena = lowered.machine, steps, arena
         self.written = written  # in HBM
         self.partly = partly  # of these, those whose old contents matter
+        self.constants = lowered.constants
+        self.numbers: dict[Any, dict[tuple, Any]] = defaultdict(dict)  # by device: constants of instructions
+        self._constants: dict[Any, dict[Storage, Any]] = {}
+
+    def constants_on(self, torch: ModuleType, where: TorchDevice) -> dict[Storage, Any]:
+        """Return the constants of the program as tensors of bytes on a device."""
+        if where not in self._constants:
+            self._constants[where] = {s: torch.from_numpy(raw.copy()).to(where) for s, raw in self.constants}
+        return self._constants[where]
 
 
 @per_program
@@ -294,7 +320,7 @@ def _steps(lowered: Lowered, storages: Storages, nodes: Sequence[Node]) -> Devic
     for step in steps:
         step.finish()
     partly = {s for s in written if not order.is_complete(s) or (s.parameter and s in storages.read)}
-    return DevicePlan(lowered.machine, steps, arena, written, partly)
+    return DevicePlan(lowered, steps, arena, written, partly)
 
 
 def _allocate_slabs(steps: Sequence[DeviceStep]) -> int:

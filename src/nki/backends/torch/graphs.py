@@ -1,0 +1,184 @@
+"""Runs plans on a device; on a GPU, as CUDA graphs.
+
+Python asks for about 35 kernels per millisecond, fewer than a GPU finishes. So the second call of a plan
+captures what it asks for as a graph, and later calls replay that. A graph reads and writes memory at fixed
+addresses, its own: arguments are copied there, and results from there. Graphs are evicted, the least
+recently used first, when those of a device hold more than a part of its memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ...errors import NkiError, emit_warning
+from ...ir.caches import LRUCache
+from ...ir.storage import Storage
+from ..reference.collector import no_collections
+from .runner import DeviceRunner, Diagnosed
+from .steps import DevicePlan
+
+if TYPE_CHECKING:
+    from torch import device as TorchDevice
+
+GRAPHS = 64  # of a device
+SHARE = 4  # graphs hold at most one part in so many of a GPU's memory
+
+Tensors = dict[Storage, Any]
+
+
+def run(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Tensors | None:
+    """Run on the tensors of the parameters; return those of what is written, or None: run it on the host."""
+    import torch
+
+    where = torch.device(where)
+    try:
+        with torch.no_grad(), _exact_products(torch), np.errstate(all="ignore"):
+            if where.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+                return _graphs_on(torch, where).run(plan, given)
+            return DeviceRunner(torch, plan, given, where).run()
+    except (Diagnosed, NkiError):
+        return None
+
+
+# ---- which plans are captured --------------------------------------------------------------------
+
+
+class Capture(Protocol):
+    """The captured work of a plan."""
+
+    nbytes: int
+
+    def replay(self, given: Tensors) -> Tensors | None: ...
+
+
+class PlanGraphs:
+    """The plans that ran on one device: captured at the second run, replayed from then on."""
+
+    def __init__(
+        self, make: Callable[[DevicePlan, Tensors], DeviceRunner], capture: Callable[..., Capture], limit: int
+    ):
+        self.make, self.capture, self.limit = make, capture, limit
+        self.graphs: LRUCache[int, Capture] = LRUCache(GRAPHS, limit)
+        self.ready: weakref.WeakSet[DevicePlan] = weakref.WeakSet()  # ran, and can be captured
+        self.refused: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
+        self.lock = threading.RLock()  # one graph is used at a time: they share the workspace of cuBLAS
+
+    def run(self, plan: DevicePlan, given: Tensors) -> Tensors | None:
+        with self.lock:
+            graph = self.graphs.find(id(plan))
+            if graph is None and plan in self.ready:
+                graph = self._captured(plan, given)
+            if graph is not None:
+                return graph.replay(given)
+        runner = self.make(plan, given)
+        found = runner.run()
+        if runner.stayed and found is not None and plan not in self.refused:
+            self.ready.add(plan)
+        return found
+
+    def _captured(self, plan: DevicePlan, given: Tensors) -> Capture | None:
+        """Return the captured work of a plan; None: each call asks for its steps, from now on."""
+        self.ready.discard(plan)  # once evicted, it runs before it is captured again
+        try:
+            graph = self.capture(plan, given)
+        except Exception as problem:  # whatever it is, the plan runs without a graph
+            self.refused.add(plan)
+            text = f"the work of a kernel on the GPU is not captured as a graph: {problem}"
+            emit_warning("device-graph", text, None, ["each call asks for every step: it takes longer"], None)
+            return None
+        if graph.nbytes > self.limit:
+            self.refused.add(plan)
+            return None
+        weakref.finalize(plan, self.graphs.discard, id(plan))
+        self.graphs.put(id(plan), graph, graph.nbytes)
+        return graph
+
+
+# ---- CUDA ----------------------------------------------------------------------------------------
+
+
+class CudaCapture:
+    """A CUDA graph of the work of a plan, and the memory that it reads and writes."""
+
+    def __init__(
+        self, torch: ModuleType, plan: DevicePlan, given: Tensors, where: TorchDevice, stream: Any, done: Any
+    ):
+        self.torch, self.where, self.done = torch, where, done
+        self.graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.memory_reserved(where)
+        stream.wait_stream(torch.cuda.current_stream(where))
+        with torch.cuda.stream(stream), no_collections():  # no tensor is freed by the collector meanwhile
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self.given = {storage: torch.empty_like(tensor) for storage, tensor in given.items()}
+                runner = DeviceRunner(torch, plan, self.given, where)
+                self.doubt = runner.launch()
+                self.written = runner.written()
+            finally:
+                self.graph.capture_end()
+        self.kept = plan.numbers[where], plan.constants_on(torch, where)  # at addresses that the graph knows
+        self.nbytes = torch.cuda.memory_reserved(where) - before
+
+    def replay(self, given: Tensors) -> Tensors | None:
+        """Run the graph on other tensors, after whatever uses its memory on other streams."""
+        stream = self.torch.cuda.current_stream(self.where)
+        stream.wait_event(self.done)
+        for storage, tensor in self.given.items():
+            tensor.copy_(given[storage])
+        self.graph.replay()
+        found = {storage: tensor.clone() for storage, tensor in self.written.items()}
+        self.done.record(stream)
+        return None if self.doubt is not None and bool(self.doubt) else found
+
+
+_on_device: dict[TorchDevice, PlanGraphs] = {}
+_lock = threading.Lock()
+
+
+def _graphs_on(torch: ModuleType, where: TorchDevice) -> PlanGraphs:
+    """Return the graphs of a GPU, with one stream to capture on."""
+    if where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device())
+    with _lock:
+        if where not in _on_device:
+            stream, done = torch.cuda.Stream(where), torch.cuda.Event()
+            limit = torch.cuda.get_device_properties(where).total_memory // SHARE
+            _on_device[where] = PlanGraphs(
+                lambda plan, given: DeviceRunner(torch, plan, given, where),
+                lambda plan, given: CudaCapture(torch, plan, given, where, stream, done),
+                limit,
+            )
+        return _on_device[where]
+
+
+# ---- float32 products ----------------------------------------------------------------------------
+
+_users = 0
+_before: Any = None
+
+
+@contextmanager
+def _exact_products(torch: ModuleType) -> Any:
+    """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
+    global _users, _before
+    settings = torch.backends.cuda.matmul
+    name, exact = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
+    with _lock:
+        if _users == 0:
+            _before = getattr(settings, name)
+            setattr(settings, name, exact)
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                setattr(settings, name, _before)
