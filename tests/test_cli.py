@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 import nki
+import nki.isa as nisa
+import nki.language as nl
 from nki.cli import main, terminal
+from nki.progress import Progress
 
 MATMUL = str(Path(__file__).parents[1] / "examples" / "matmul" / "kernels.py")
 SHAPES = ["--arg", "lhsT=float32[256,128]", "--arg", "rhs=float32[256,512]"]
@@ -556,6 +559,32 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
         stage("tracing")
     err = capsys.readouterr().err
     assert "tracing" in err and "━" in err
+
+
+def test_progress_estimates_the_time_left_of_a_stage(monkeypatch):
+    clock = iter((100.0, 103.0, 104.0))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    work, done = Progress("scheduling 40 instructions"), []
+    work.expect(40, [done])
+    stage = terminal.Stages()
+    stage(work)
+    assert stage.left() == ""  # nothing is done yet
+    done += range(10)
+    assert stage.left() == "about 12 s left"  # a quarter took 4 s
+
+
+def test_the_progress_of_a_profile_is_complete_when_it_ends():
+    @nki.jit
+    def twice(x):
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(tile, x)
+        nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+        nisa.dma_copy(x, tile)
+
+    stages = []
+    nki.profile(twice, stage=stages.append)(nki.TensorSpec((128, 64), "float32"))
+    (scheduled,) = [stage for stage in stages if isinstance(stage, Progress)]
+    assert scheduled == "scheduling 3 instructions" and scheduled.part() == 1.0
 
 
 def test_colour_is_for_terminals_alone(run, write, monkeypatch):

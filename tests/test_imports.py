@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parent.parent / "src"
 # A part of nki (a module or a package) may import parts of the rows above its own; a package also itself.
 LAYERS = [
     ["errors", "version", "plugins"],
-    ["files", "markup", "reference", "tracebacks"],
+    ["files", "markup", "progress", "reference", "tracebacks"],
     ["machine"],
     ["options", "dtype", "mx"],
     ["ir"],

@@ -196,7 +196,8 @@ def packet_ns(nbytes, **settings):
 
 def trigger_ns(mode):
     """Return ns between two triggers of one mode."""
-    moments = sorted(t.triggered_ns for t in transfers(load_profile(256, 8, mode=mode)))
+    (core,) = load_profile(256, 8, mode=mode).timeline.cores
+    moments = sorted(core.triggered[index] for index in core.transfers)
     return moments[-1] - moments[-2]
 
 

@@ -56,7 +56,7 @@ class PsumWatch:
         self.found: dict[tuple, Diagnostic] = {}
         # of each tile that is alive, by offset, shape and strides
         self.products: WeakKeyDictionary[Storage, dict[tuple, Product]] = WeakKeyDictionary()
-        self._operands: dict[int, PsumOperands] = {}  # by the identity of an `access`, which is in the value
+        self.operands: dict[int, PsumOperands] = {}  # by the identity of an `access`, which is in the value
 
     def __call__(self, instruction: Instruction) -> None:
         if State.loop in instruction.state:  # tiles of the body are new in each iteration
@@ -64,9 +64,9 @@ class PsumWatch:
                 del self.products[storage]
             return
         access = instruction.access
-        known = self._operands.get(id(access))
+        known = self.operands.get(id(access))
         if known is None:
-            known = self._operands[id(access)] = PsumOperands.of(instruction)
+            known = self.operands[id(access)] = PsumOperands.of(instruction)
         for name in known.reads:
             view = getattr(instruction, name)
             if view.storage in self.products:
@@ -126,6 +126,8 @@ def continued_products(program: Program) -> list[Diagnostic]:
     for items in program.cores:
         watch = PsumWatch()
         for instruction in walked(items, {}):
-            watch(instruction)
+            known = watch.operands.get(id(instruction.access))
+            if known is None or known.reads or known.writes:  # most touch no PSUM
+                watch(instruction)
         found = {**watch.found, **found}
     return [*found.values()]

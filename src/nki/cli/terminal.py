@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from typing import TYPE_CHECKING, TextIO
 
 from ..errors import is_ours
+from ..progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
 
 DELAY = 2.0  # seconds until progress is shown
 MACHINERY = ("importlib", "contextlib", "threading", "runpy")  # lies between nki and the script
@@ -74,6 +77,18 @@ def user_traceback(problem: BaseException) -> str:
     return f"{text}\n  this is a fault of Open NKI itself; run it again with --traceback to see where"
 
 
+def _time_left(stages: Stages) -> ProgressColumn:
+    """Return a column with the time left, which is asked for whenever the bar is drawn."""
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    class TimeLeft(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(stages.left())
+
+    return TimeLeft()
+
+
 class Stages:
     """Report on stderr what is being done, once it takes longer than DELAY seconds.
 
@@ -84,7 +99,8 @@ class Stages:
         self.total = total
         self.done = 0
         self.current = ""
-        self.bar: Progress | None = None
+        self.begun = 0.0  # of the stage
+        self.bar: Bar | None = None
         self.visible = self.over = False
         self.lock = threading.Lock()
         self.timer = threading.Timer(DELAY, self._appear)
@@ -102,9 +118,10 @@ class Stages:
                 self.bar.stop()
 
     def __call__(self, what: str) -> None:
+        """Begin a stage."""
         with self.lock:
             self.done += bool(self.current)
-            self.current = what
+            self.current, self.begun = what, time.monotonic()
             if self.visible:
                 self._show()
 
@@ -114,15 +131,23 @@ class Stages:
                 return
             self.visible = True
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
 
             console = Console(stderr=True)
             if console.is_terminal:
-                columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-                self.bar = Progress(*columns, console=console, transient=True)
+                left = _time_left(self)
+                columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), left)
+                self.bar = Bar(*columns, console=console, transient=True)
                 self.bar.add_task("", total=self.total)
                 self.bar.start()
             self._show()
+
+    def left(self) -> str:
+        """Return an estimate of the time left in this stage, where it is known how much is done."""
+        since = time.monotonic() - self.begun
+        done = self.current.part() if isinstance(self.current, Progress) else 0.0
+        return f"about {since * (1 - done) / done:.0f} s left" if done > 0.02 else ""
 
     def _show(self) -> None:
         if self.bar is None:

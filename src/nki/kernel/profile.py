@@ -19,6 +19,7 @@ from ..launch.loop_counters import Iterations
 from ..launch.observers import observe
 from ..launch.world import Described, using
 from ..options import options
+from ..progress import Progress
 from ..timing import Timeline, schedule
 from ..timing.links import Communication, communication
 from ..timing.schedule import schedule_ranks
@@ -292,9 +293,10 @@ def profile_world(
 
 def profile_program(program: Program, stage: Callable[[str], None] = lambda what: None) -> Profile:
     """The modelled run of a program on its machine."""
-    stage(f"scheduling {len(program):,} instructions")
+    progress = Progress(f"scheduling {len(program):,} instructions")
+    stage(progress)
     with no_collections():
-        timeline, counts = schedule(program), program.statistics()
+        timeline, counts = schedule(program, progress), program.statistics()
     diagnostics = [*program.diagnostics, *map(_assumed, program.assumed_loops)]
     return Profile(program.name, timeline, counts, diagnostics, program.assumed_loops)
 

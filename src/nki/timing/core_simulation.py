@@ -7,6 +7,7 @@ order of their first use, so loads run ahead as far as SBUF space allows. Determ
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -16,12 +17,14 @@ from ..ir.instruction import WHOLE_ARRAY, Instruction, InstructionCost, PeTile, 
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
+from .dma_engines import DmaEngines
 from .dma_transfer import RANKS, DmaTransfer, transfer_of
 from .instruction_facts import Facts, cannot_overlap, facts_of
-from .operation import ORDER, SPACE, Operation
+from .operation import SPACE, Operation
 from .operation_plan import OperationPlan, engine_clocks
 from .psum_banks import Banks, StarvedQueues
-from .timing_rules import BEGUN, ENGINES, FREE, Activity, deal, operation_times, release_table
+from .timing_rules import ENGINES, Activity, done_waits, operation_times
+from .users import Users
 
 DONE, READ, READY, IDLE, BANKS_FREED = range(5)  # what happens at an event
 MODES = ("software", "hardware", "static", RANKS)  # the DMA triggers
@@ -53,23 +56,21 @@ class CoreSimulation:
         self.plan = plan
         self.operations = operations
         size = len(self.operations)
-        self.start = [0.0] * size  # ns
-        self.free = [0.0] * size  # the engine can take the next one; operands have been read
-        self.done = [0.0] * size  # a consumer sees the result
-        self.end = [0.0] * size  # end of the bar a profiler draws
+        self.start = array("d", bytes(8 * size))  # ns
+        self.free = array("d", bytes(8 * size))  # the engine can take the next; operands have been read
+        self.done = array("d", bytes(8 * size))  # a consumer sees the result
+        self.end = array("d", bytes(8 * size))  # end of the bar a profiler draws
         self.blocked_by: list[int] = [-1] * size  # the operation that decided the start
         self.transfers: dict[int, DmaTransfer] = {}
+        self.triggered = array("d", bytes(8 * size))  # transfers: ns
         self.table_loads: list[tuple[float, float, int]] = []
         self.barriers: dict[Any, int] = {}  # visits of each
-        self.ready = [0.0] * size
-        self.loadable = [0.0] * size  # the same, but for the order of its own engine
+        self.ready = array("d", bytes(8 * size))
+        self.loadable = array("d", bytes(8 * size))  # the same, but for the order of its own engine
         self.missing = [len(op.waits) for op in self.operations]
-        self.users: list[list[int]] = [[] for _ in range(size)]
-        for op in self.operations:
-            for other in op.waits:
-                self.users[other].append(op.index)
+        self.users = Users(machine, self.operations)
+        self.kinds, self.rank = self.users.kinds, self.users.priorities()
         self.joint = self._joint(len(simulation.starts))  # transfers that begin together with others'
-        self.rank = self._ranks()
         self.clocks = engine_clocks(machine)
         self.waiting: dict[str, list[tuple[int, int]]] = {name: [] for name in (*ENGINES, *MODES)}
         self.idle_at = dict.fromkeys((*ENGINES, *MODES), 0.0)
@@ -78,13 +79,14 @@ class CoreSimulation:
         self.activity = Activity(machine)
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
         self.banks = Banks(machine, plan.uses)
-        self.release_rules = release_table(machine)
+        self.done_waits = done_waits(machine)
+        self.tensor_free = 0.0  # when all parts of the PE array are free
         self.facts: dict[tuple[int, str], Facts] = {}  # by signature and engine
         self.starved = StarvedQueues(self.banks)
         self.last_freed = (-1, 0.0)  # the operation that freed banks last, and when
         self.bank_waits: set[tuple[int, int]] = set()  # (operation, the one that freed its bank)
-        self.dma_free = [0.0] * (machine.dma_engines + 1)  # and the link to other ranks
         self.bandwidth_share = self._bandwidth_share(sharers)
+        self.dma_engines = DmaEngines(machine, self.bandwidth_share)
         self.made: dict[int, DmaTransfer] = {}  # by signature
 
     def _bandwidth_share(self, sharers: int) -> float:
@@ -92,19 +94,11 @@ class CoreSimulation:
         wanted = self.machine.dma_engines * self.machine.dma_bytes_per_ns * sharers
         return min(1.0, self.machine.hbm_gbs / wanted)
 
-    def _ranks(self) -> list[int]:
-        """Return priorities: program order; a transfer has that of the first one that waits for it."""
-        rank = list(range(len(self.operations)))
-        for op in reversed(self.operations):
-            if op.is_dma and self.users[op.index]:
-                rank[op.index] = min(rank[user] for user in self.users[op.index])
-        return rank
-
     def _joint(self, ranks: int) -> dict[int, tuple]:
         """Return the rendezvous point, and the visit, of transfers that begin together with others'."""
         found: dict[int, tuple] = {}
         visits: Counter[Any] = Counter()
-        for op in self.operations:
+        for op in self.operations if self.sharers > 1 or ranks > 1 else ():
             point = self._rendezvous(op.instruction, ranks) if op.is_dma and op.instruction else None
             if point is not None:
                 visits[point] += 1
@@ -135,14 +129,15 @@ class CoreSimulation:
 
     def handle(self, now: float, what: int, which: Any) -> None:
         if what == DONE:
-            self._release(which, now, DONE)
+            self._release(which, now)
             position = self.operations[which].position
             if position in self.banks.tiles:
                 freed = self.banks.used(position)
                 if freed:
                     self._post(now + self.machine.semaphore_ns, BANKS_FREED, (which, freed))
         elif what == READ:
-            self._release(which, now, READ)
+            for user in self.users.of_engine[which]:
+                self._satisfied(user, which, now, now)
         elif what == READY:
             self._queue(which, now)
         elif what == BANKS_FREED:
@@ -160,31 +155,36 @@ class CoreSimulation:
         self.barriers[key] = self.barriers.get(key, 0) + 1
         return self.barriers[key]
 
-    def _release(self, index: int, now: float, what: int) -> None:
-        """Release the operations that wait for this moment of an operation."""
-        operations, loadable = self.operations, self.loadable
-        rules = self.release_rules[operations[index].kind]
-        for user in self.users[index]:
-            consumer = operations[user]
-            moment, wait, same_engine = rules[consumer.kind][consumer.waits[index]]
-            if moment == BEGUN or (moment == FREE) != (what == READ):
-                continue  # BEGUN: released when it was triggered
-            until = now + wait
-            if not same_engine and until > loadable[user]:
-                loadable[user] = until
-            self._satisfied(user, index, until, now)
+    def _release(self, index: int, now: float) -> None:
+        """Release the operations that wait until this one is done."""
+        kinds, loadable, missing, ready = self.kinds, self.loadable, self.missing, self.ready
+        waits = self.done_waits[kinds[index]]
+        for user in self.users.of_result[index]:
+            wait, same_engine = waits[kinds[user]]
+            moment = now + wait
+            if not same_engine and moment > loadable[user]:
+                loadable[user] = moment
+            if moment >= ready[user]:
+                ready[user] = moment
+                self.blocked_by[user] = index
+            missing[user] -= 1
+            if missing[user] == 0:
+                self._all_satisfied(user, now)
 
     def _satisfied(self, user: int, by: int, moment: float, now: float) -> None:
-        ready, missing = self.ready, self.missing
-        if moment >= ready[user]:
-            ready[user] = moment
+        """Record one thing that an operation waited for."""
+        if moment >= self.ready[user]:
+            self.ready[user] = moment
             self.blocked_by[user] = by
-        missing[user] -= 1
-        if missing[user] == 0:
-            if ready[user] <= now:
-                self._queue(user, now)
-            else:
-                self._post(ready[user], READY, user)
+        self.missing[user] -= 1
+        if self.missing[user] == 0:
+            self._all_satisfied(user, now)
+
+    def _all_satisfied(self, index: int, now: float) -> None:
+        if self.ready[index] <= now:
+            self._queue(index, now)
+        else:
+            self._post(self.ready[index], READY, index)
 
     def _queue(self, index: int, now: float) -> None:
         """Queue a ready operation: for the other core where two must begin together, then for the engine."""
@@ -220,14 +220,14 @@ class CoreSimulation:
             self._post(now, IDLE, place)
 
     def transfer(self, op: Operation) -> DmaTransfer:
-        """Return the transfer of a DMA; those with the same signature are priced once."""
+        """Return the transfer of a DMA; those with the same signature share one."""
         if op.instruction is None:
             return transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
         number = self.plan.signatures[op.position]
         made = self.made.get(number)
         if made is None:
             made = self.made[number] = transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
-        return made.copy()
+        return made
 
     def cost_of(self, op: Operation) -> InstructionCost:
         return self.plan.cost_of(op)
@@ -298,8 +298,10 @@ class CoreSimulation:
         same part of the PE array (spec/machine.md 3.1, 5.2).
         """
         if engine == "tensor":
-            tile, whole = self._facts(self.operations[index]).pe_tile, WHOLE_ARRAY
-            busy = [i for t, i in self.pe_tiles.items() if tile is whole or t is whole or t.overlaps(tile)]
+            tile = self._facts(self.operations[index]).pe_tile
+            if tile is WHOLE_ARRAY:
+                return self.tensor_free
+            busy = [i for t, i in self.pe_tiles.items() if t is WHOLE_ARRAY or t.overlaps(tile)]
             return max([self.free[i] for i in busy], default=0.0)
         for rival in RIVALS.get(engine, ()):
             other = self.last_on.get(rival)
@@ -327,18 +329,21 @@ class CoreSimulation:
             start = self._load_table(index, facts.table, now)
         elif engine == "vector" and self._shares_bus(now):
             cycles = max(cycles, self._instruction(index).operands()[0].free_elements)
-        done = operation_times(self.machine, engine, cost, cycles, self.clocks[engine], slow, start)
-        self.start[index] = start
-        self.free[index], self.end[index], self.done[index] = done
-        self._post(done.free, READ, index)
-        self._post(done.done, DONE, index)
+        free, end, done = operation_times(
+            self.machine, engine, cost, cycles, self.clocks[engine], slow, start
+        )
+        self.start[index], self.free[index], self.end[index], self.done[index] = start, free, end, done
+        if index in self.users.of_engine:
+            self._post(free, READ, index)
+        self._post(done, DONE, index)
         if engine != "tensor":
-            return done.free
-        self.activity.add(start, done.free, facts.array_rows, slow)
+            return free
+        self.activity.add(start, free, facts.array_rows, slow)
         self.pe_tiles[facts.pe_tile] = index
+        self.tensor_free = max(self.tensor_free, free)
         if facts.pe_tile != WHOLE_ARRAY:  # the next may be for another tile
-            return min(done.free, start + self.machine.matmul_min_cycles / self.clocks[engine])
-        return done.free
+            return min(free, start + self.machine.matmul_min_cycles / self.clocks[engine])
+        return free
 
     def _instruction(self, index: int) -> Instruction:
         instruction = self.operations[index].instruction
@@ -363,7 +368,8 @@ class CoreSimulation:
         place = self.operations[index].kind
         until = now + self.plan.cost_of(self.operations[index]).fix_ns
         self.free[index] = self.end[index] = self.done[index] = self.idle_at[place] = until
-        self._post(until, READ, index)
+        if index in self.users.of_engine:
+            self._post(until, READ, index)
         self._post(until, DONE, index)
         self._post(until, IDLE, place)
 
@@ -379,15 +385,15 @@ class CoreSimulation:
 
     def _move(self, index: int, transfer: DmaTransfer, now: float) -> None:
         """Move the data of a transfer: each DMA engine works in order of arrival."""
-        arrival = now + transfer.dispatch_ns
-        skew, share = self.machine.dma_skew_ns, self.bandwidth_share
-        first, last = deal(self.dma_free, arrival, transfer.payload_ns, skew, share)
+        first, last = self.dma_engines.move(now + transfer.dispatch_ns, transfer.payload_ns)
         self.start[index] = first
         self.end[index] = self.free[index] = last
         self.done[index] = done = last + transfer.notify_ns
-        transfer.triggered_ns = now
-        operations = self.operations
-        for user in self.users[index]:
-            if operations[user].waits[index] == ORDER:
-                self._satisfied(user, index, now, now)
+        self.triggered[index] = now
+        self._begun(index, now)
         self._post(done, DONE, index)
+
+    def _begun(self, index: int, now: float) -> None:
+        """Release the operations that wait until a transfer has begun."""
+        for user in self.users.of_begin.get(index, ()):
+            self._satisfied(user, index, now, now)

@@ -24,7 +24,6 @@ class DmaTransfer:
         "payload_ns",
         "nbytes",
         "descriptors",
-        "triggered_ns",
         "_packet_ns",
     )
 
@@ -45,15 +44,7 @@ class DmaTransfer:
         self.payload_ns = payload_ns  # [(engine, ns)]
         self.nbytes = nbytes
         self.descriptors = descriptors
-        self.triggered_ns = 0.0
         self._packet_ns: float | None = None
-
-    def copy(self) -> DmaTransfer:
-        """Return a copy that is not triggered yet."""
-        rest = (self.notify_ns, self.payload_ns, self.nbytes, self.descriptors)
-        made = DmaTransfer(self.mode, self.issue_ns, self.dispatch_ns, *rest)
-        made._packet_ns = self.packet_ns
-        return made
 
     @property
     def packet_ns(self) -> float:

@@ -34,7 +34,7 @@ def communication(timeline: Timeline) -> Communication:
         for index, transfer in core.transfers.items():
             if transfer.mode == RANKS:
                 wires.append((core.start[index], core.done[index]))
-                waits.append((core.ready[index], max(core.ready[index], transfer.triggered_ns)))
+                waits.append((core.ready[index], max(core.ready[index], core.triggered[index])))
                 nbytes += transfer.nbytes
         works += [timeline.intervals(engine, number) for engine in ENGINES if engine != "sync"]
     if not wires:

@@ -182,7 +182,7 @@ def critical_path(timeline: Timeline) -> list[PathStep]:
     while index >= 0:
         transfer = core.transfers.get(index)
         before = core.blocked_by[index]
-        begun = core.start[index] if transfer is None else transfer.triggered_ns
+        begun = core.start[index] if transfer is None else core.triggered[index]
         begun = min(moment, begun) if before >= 0 else 0.0
         steps.append(PathStep(number, index, moment - begun))
         moment, index = begun, before

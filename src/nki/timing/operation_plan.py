@@ -47,7 +47,7 @@ class OperationPlan:
         self.loop_head = -1  # operation at which the iteration began
         self.operations: list[Operation] = []
         self.as_written = as_written
-        self.spaces: dict[Any, AccessHistory] = {}
+        self.spaces: dict[Any, AccessHistory] = {}  # of storages that are still to be used
         self.apart: dict[int, set[int]] = {}  # operation -> those it waits for that share no byte with it
         self.accesses = [accesses(item.done) for item in items]
         self.uses = TileUses(self.accesses)
@@ -103,7 +103,8 @@ class OperationPlan:
             if target is not None and self.sbuf.defers(position, target):
                 continue
             self._add(position)
-        del self.sbuf.plan  # no reference cycle
+        self.sbuf.finish()
+        self.spaces.clear()
         return self.operations
 
     def load_early(self, position: int) -> None:
@@ -119,13 +120,15 @@ class OperationPlan:
         if position >= self.first_loop:
             self._order_by_loops(op)
         unordered, (reads, writes) = self.unordered, self.accesses[position]
-        index, waits, space = op.index, op.waits, self.space
+        index, waits, spaces = op.index, op.waits, self.spaces
         for view in reads:
-            if view.storage not in unordered:
-                space(view.storage).read(index, box(view), waits)
+            storage = view.storage
+            if storage not in unordered:
+                (spaces.get(storage) or self.space(storage)).read(index, box(view), waits)
         for view in writes:
-            if view.storage not in unordered:
-                space(view.storage).write(index, box(view), waits)
+            storage = view.storage
+            if storage not in unordered:
+                (spaces.get(storage) or self.space(storage)).write(index, box(view), waits)
         self.sbuf.used(position, op)
 
     def _plain_loads(self) -> dict[int, Storage]:
@@ -160,7 +163,8 @@ class OperationPlan:
         found = self.spaces.get(key)
         if found is None:
             whole = self.as_written and storage.on_chip and storage.address is None
-            found = self.spaces[key] = TensorHistory(self.apart) if whole else AccessHistory()
+            found = TensorHistory(self.apart) if whole else AccessHistory()
+        self.spaces[key] = self.spaces[storage] = found
         return found
 
     def new(self, position: int, kind: str) -> Operation:

@@ -22,6 +22,7 @@ class Ahead:
     def __init__(self, demand: RangeMaximum, capacity: int):
         self.demand = demand
         self.capacity = capacity
+        self.most = max(demand.levels[0], default=0)  # at any position
         self.early: list[tuple[int, int]] = []  # (position, size), sorted
         self.size = 0  # of all of them
 
@@ -34,7 +35,8 @@ class Ahead:
         early = self.early
         while early and early[0][0] <= now:
             self.size -= early.pop(0)[1]
-        return self._fits(now, until, 0, len(early), size + self.size)
+        ahead = size + self.size
+        return self.most + ahead <= self.capacity or self._fits(now, until, 0, len(early), ahead)
 
     def _fits(self, begin: int, until: int, low: int, high: int, ahead: int) -> bool:
         """True when the demand from `begin` to `until` leaves `ahead` bytes, less those of early[low:high].
@@ -105,7 +107,7 @@ class SbufPool:
             if self.deferred and self.deferred.get(tile, position) != position:
                 self._load_now(tile)
             if tile not in self.resident:
-                writer = self.plan.instructions[position].engine_name()
+                writer = self.plan.engines[position]
                 size = self.sizes[tile]
                 waits = self._take(size, tiles, writer)
                 self.resident[tile] = size
@@ -179,6 +181,13 @@ class SbufPool:
                 self.last[tile].append(op.index)
             if not uses:
                 self._release(tile, tuple(self.last.pop(tile)))
+                self.plan.spaces.pop(tile, None)
+
+    def finish(self) -> None:
+        """Drop what only planning needs, and the reference to the plan, which refers to this."""
+        self.uses.clear()
+        self.last.clear()
+        del self.plan
 
     def _release(self, tile: Storage, after: tuple[int, ...]) -> None:
         size = self.resident.pop(tile)

@@ -8,6 +8,7 @@ from ..ir.dependences import RAW
 from ..ir.program import Edge, Program
 from ..ir.schedule_edges import declared
 from ..options import from_environment
+from ..progress import Progress
 from .compiler.compilation import Compilation
 from .compiler.stage import compiled
 from .entries import SignatureNumbers
@@ -17,13 +18,16 @@ from .simulation import Simulation
 from .timeline import Timeline
 
 
-def schedule(program: Program) -> Timeline:
+def schedule(program: Program, progress: Progress | None = None) -> Timeline:
     """Return when each instruction of each core starts and ends; bodies of loops as often as they run.
 
     Of several ranks that all do the same, it is the timeline of one.
     """
-    plans = plan(program)
-    return Timeline(program, plans, Simulation(program.machine, plans).run())
+    progress = progress or Progress()
+    plans = plan(program, progress=progress)
+    simulation = Simulation(program.machine, plans)
+    progress.expect(0, [core.order for core in simulation.cores[:1]])
+    return Timeline(program, plans, simulation.run())
 
 
 def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
@@ -35,7 +39,11 @@ def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
     return [Timeline(program, plans, cores) for cores in ranks]
 
 
-def plan(program: Program, edit: Callable[[Compilation], None] | None = None) -> list[OperationPlan]:
+def plan(
+    program: Program,
+    edit: Callable[[Compilation], None] | None = None,
+    progress: Progress | None = None,
+) -> list[OperationPlan]:
     """Return the operations of each core, and what they wait for; `edit` changes the kernel before that."""
     plans, places = [], []
     edges = declared(program)
@@ -60,6 +68,8 @@ def plan(program: Program, edit: Callable[[Compilation], None] | None = None) ->
             OperationPlan(program.machine, counted, core, blocks, changes, as_written=not program.transformed)
         )
         places.append(where)
+    if progress is not None:  # each operation is planned, then simulated
+        progress.expect(2 * sum(map(len, places)), [plan.operations for plan in plans])
     for plan in plans:
         plan.plan()
     add_declared(plans, places, edges)

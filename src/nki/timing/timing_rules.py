@@ -64,6 +64,20 @@ def release_table(machine: Machine) -> dict[str, dict[str, dict[str, Release]]]:
 REASONS = (RAW, WAR, WAW, SPACE, ORDER)
 
 
+def done_waits(machine: Machine) -> dict[str, dict[str, tuple[float, bool]]]:
+    """Return the wait of a consumer when its producer is done, and whether one engine runs both; by kinds.
+
+    It is the same for all reasons to wait.
+    """
+    found: dict[str, dict[str, tuple[float, bool]]] = {}
+    for producer, by_consumer in release_table(machine).items():
+        found[producer] = {}
+        for consumer, by_reason in by_consumer.items():
+            rules = {rule[1:] for rule in by_reason.values() if rule.moment in (DONE, SEEN)}
+            (found[producer][consumer],) = rules
+    return found
+
+
 def _release(machine: Machine, producer: str, consumer: str, why: str) -> Release:
     from_dma, to_dma, same = producer in TRANSFERS, consumer in TRANSFERS, producer == consumer
     moment = releases(from_dma, same, why)
@@ -91,7 +105,8 @@ def operation_times(
     service = slow * cycles / clock
     held = max(service + cost.gap / clock, cost.shortest / clock)
     drain = machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
-    return OperationTimes(start + held, start + service + drain, start + service + cost.fix_ns)
+    times = (start + held, start + service + drain, start + service + cost.fix_ns)
+    return tuple.__new__(OperationTimes, times)  # there are many
 
 
 def deal(

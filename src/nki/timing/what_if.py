@@ -22,13 +22,12 @@ from .change import Change
 from .compiler.compilation import Compilation
 from .core_simulation import DONE, READ, CoreSimulation
 from .dma_transfer import DmaTransfer
-from .operation import ORDER, Operation
+from .operation import Operation
 from .operation_plan import OperationPlan
 from .replay import Replay
 from .schedule import plan, schedule
 from .simulation import Simulation
 from .timeline import Timeline
-from .timing_rules import BEGUN, FREE
 
 
 class WhatIf:
@@ -145,19 +144,15 @@ class _ChangedCore(CoreSimulation):
             super().enqueue(index, now)
             return
         self.start[index] = self.free[index] = self.end[index] = self.done[index] = now
-        for user in self.users[index]:
-            if self.operations[user].waits[index] == ORDER:
-                self._satisfied(user, index, now, now)
-        self._post(now, READ, index)
+        self._begun(index, now)
+        if index in self.users.of_engine:
+            self._post(now, READ, index)
         self._post(now, DONE, index)
 
-    def _release(self, index: int, now: float, what: int) -> None:
+    def _release(self, index: int, now: float) -> None:
         """Release the users of an operation; those of a removed one see its operands, without a latency."""
         if self.first + index not in self.change.removed:
-            super()._release(index, now, what)
+            super()._release(index, now)
             return
-        rules = self.release_rules[self.operations[index].kind]
-        for user in self.users[index]:
-            moment = rules[self.operations[user].kind][self.operations[user].waits[index]].moment
-            if moment != BEGUN and (moment == FREE) == (what == READ):
-                self._satisfied(user, index, now, now)
+        for user in self.users.of_result[index]:
+            self._satisfied(user, index, now, now)

@@ -180,17 +180,17 @@ def test_a_kernel_whose_python_runs_at_every_call_is_planned_once(monkeypatch):
     assert (cache.plans.plans.hits, cache.plans.plans.misses) == (1, 1)
 
 
-def test_the_weight_of_a_plan_is_the_number_of_its_operands():
+def test_the_plans_in_memory_are_bounded_by_their_bytes():
     content, other = Content(lower(traced())), Content(lower(traced(columns=128)))
     plan = new_plan(traced())
     known = PlanCache()
     known.put(content, plan)
-    weight = known.plans.weight
-    assert weight > 0 and known.find(content) is plan
-    small = PlanCache(weight=weight - 1)
+    nbytes = known.plans.weight
+    assert nbytes > 0 and known.find(content) is plan
+    small = PlanCache(nbytes=nbytes - 1)
     small.put(content, plan)
     assert small.find(content) is None
-    one = PlanCache(weight=weight)
+    one = PlanCache(nbytes=nbytes)
     one.put(content, plan)
     one.put(other, plan)
     assert one.find(content) is None and one.find(other) is plan

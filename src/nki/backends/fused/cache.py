@@ -19,7 +19,8 @@ from ..lowered import Lowered
 from .steps import CorePlan, FusedPlan, GemmStep
 
 PLANS = 256
-WEIGHT = 100_000  # operands of all plans; about 300 bytes each
+BYTES = 64 << 20  # of all plans
+OPERAND_BYTES = 300  # of a plan: about as many for each operand
 LOOP, END = -1, -2  # in the elements of an instruction's signature
 
 Key = tuple[Any, ...]
@@ -28,30 +29,30 @@ Key = tuple[Any, ...]
 class PlanCache:
     """Plans by the content of their programs."""
 
-    def __init__(self, plans: int = PLANS, weight: int = WEIGHT):
+    def __init__(self, plans: int = PLANS, nbytes: int = BYTES):
         # the accesses stay alive with a plan, so that no other object gets their identity
-        self.plans: LRUCache[Key, tuple[FusedPlan, list[OperandAccess]]] = LRUCache(plans, weight)
+        self.plans: LRUCache[Key, tuple[FusedPlan, list[OperandAccess]]] = LRUCache(plans, nbytes)
 
     def find(self, content: Content) -> FusedPlan | None:
         found = self.plans.find(content.key)
         return None if found is None else found[0]
 
     def put(self, content: Content, plan: FusedPlan) -> None:
-        self.plans.put(content.key, (plan, content.accesses), sum(map(_weight, plan.cores)))
+        self.plans.put(content.key, (plan, content.accesses), sum(map(_bytes, plan.cores)))
 
     def clear(self) -> None:
         self.plans.clear()
 
 
-def _weight(core: CorePlan) -> int:
-    """Count the operands in a core's part of a plan."""
+def _bytes(core: CorePlan) -> int:
+    """Return the bytes of a core's part of a plan, estimated from its operands."""
     found = 0
     for step in core.steps:
         if isinstance(step, GemmStep):
             found += 4 + len(step.left.tiles) + len(step.right.tiles) + len(step.copies)
         else:
             found += 1 + len(step.reads) + len(step.outputs) + 2 * len(step.parts)
-    return found
+    return OPERAND_BYTES * found
 
 
 class Content:
