@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nki import TensorSpec
+from nkilib.core.attention.attention_bwd import attention_bwd
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.experimental.attention.attention_const_max import attention_const_max
 from nkilib.experimental.attention.flash_attention2_trn3 import flash_attention_2
@@ -42,6 +43,33 @@ def causal(heads: int, key_heads: int, sequence: int, head_dim: int, window: int
     )
 
 
+def gradient(heads: int, key_heads: int, sequence: int, head_dim: int, window: int | None = None) -> Case:
+    """Bound by TensorE: five products and a transpose of every visible pair of tiles."""
+    tiles = sequence // TILE
+    seen = [min(tile + 1, -(-window // TILE) + 1 if window else tiles) for tile in range(tiles)]
+    q = TensorSpec((1, heads, head_dim, sequence), "bfloat16")
+    k = TensorSpec((1, key_heads, head_dim, sequence), "bfloat16")
+    label = f"{heads} heads ({key_heads} kv), {sequence} x {head_dim}"
+    return Case(
+        "attention_bwd",
+        label + (f", window {window}" if window else ", causal") + " bf16",
+        attention_bwd,
+        {
+            "q_ref": q,
+            "k_ref": k,
+            "v_ref": k,
+            "o_ref": q,
+            "dy_ref": q,
+            "lse_ref": TensorSpec((1, heads, TILE, tiles), "float32"),
+            "use_causal_mask": True,
+            "sliding_window": window,
+        },
+        hbm_bytes=2 * sequence * head_dim * (4 * heads + 4 * key_heads),
+        other=("Tensor", heads * sum(seen) * 6 * TILE / TENSOR_GHZ / 1e3 / 2),
+        lnc=2,
+    )
+
+
 def unmasked(kernel: Any, heads: int, queries: int, keys: int, head_dim: int, platform: str = "trn2") -> Case:
     """Bound by ScalarE, which computes every exponential, one column of 128 keys or queries a cycle."""
     q = (heads, head_dim, queries) if kernel is attention_const_max else (heads, queries, head_dim)
@@ -69,4 +97,6 @@ CASES = [
     causal(8, 1, 2048, 128),  # Llama 3 70B, 8 of 64 heads
     causal(8, 1, 2048, 128, lnc=2),
     causal(16, 2, 1024, 64, window=128),  # GPT-OSS
+    gradient(8, 2, 2048, 128),
+    gradient(16, 2, 1024, 64, window=128),
 ]

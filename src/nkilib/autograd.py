@@ -12,16 +12,22 @@ from __future__ import annotations
 from typing import Any
 
 from nki.frameworks.torch import differentiable
+from nkilib.core.attention.attention_bwd import attention_bwd
+from nkilib.core.attention.attention_cte import attention_cte as forward_attention
 from nkilib.experimental import misc, pooling
 from nkilib.experimental.conv import conv3d as forward_conv3d
 from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
 from nkilib.experimental.deformable_attention import ms_deformable_attention as forward_deformable
 from nkilib.experimental.deformable_attention import ms_deformable_attention_bwd
+from nkilib.experimental.gdn import gdn_cte as forward_gdn
+from nkilib.experimental.gdn import gdn_cte_bwd
 
 __all__ = [
+    "attention_cte",
     "avg_pooling_3d",
     "conv3d",
     "gather",
+    "gdn_cte",
     "max_pooling_3d",
     "ms_deformable_attention",
     "scatter_add",
@@ -72,9 +78,94 @@ def _deformable_backward(dy: Any, value: Any, shapes: Any, starts: Any, *rest: A
     return ms_deformable_attention_bwd(dy, value, shapes, starts, *rest, **named)
 
 
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float = 1.0,
+    causal_mask: bool = True,
+    sink: Any = None,
+    sliding_window: int | None = None,
+) -> tuple:
+    """The result of attention_cte, -max and 1 / sum."""
+    options = {"sink": sink, "sliding_window": sliding_window, "cache_softmax": True}
+    return forward_attention(q, k, v, scale, causal_mask, **options)
+
+
+def _attention_backward(
+    dy: Any,
+    _max: Any,
+    _sum: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float,
+    causal_mask: bool,
+    sink: Any,
+    sliding_window: int | None,
+    out: Any,
+    negative_max: Any,
+    inverse_sum: Any,
+) -> tuple:
+    lse = -negative_max - inverse_sum.log()
+    q, v, out, dy = (x.transpose(1, 2).contiguous() for x in (q, v, out, dy))
+    given = [x[None] for x in (q, k, v, out, dy, lse)]
+    sinks = None if sink is None else sink[None]
+    found = attention_bwd(
+        *given, sinks, causal_mask, softmax_scale=scale, sliding_window=sliding_window or None
+    )
+    dq, dk, dv = found[0][0].transpose(1, 2), found[1][0], found[2][0].transpose(1, 2)
+    return (dq, dk, dv) if sink is None else (dq, dk, dv, found[3][0])
+
+
+_differentiable_attention = differentiable(_attention, _attention_backward, outputs=True)
+
+
+def attention_cte(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float = 1.0,
+    causal_mask: bool = True,
+    sink: Any = None,
+    sliding_window: int | None = None,
+) -> Any:
+    """attention_cte of q (bs, S, d), k (bs_kv, d, S) and v (bs_kv, S, d), S a multiple of 128."""
+    return _differentiable_attention(q, k, v, scale, causal_mask, sink, sliding_window)[0]
+
+
+def _gdn_cte(
+    query: Any,
+    key: Any,
+    value: Any,
+    g_log: Any,
+    beta: Any,
+    scale: float = 1.0,
+    recurrent_state: Any = None,
+) -> tuple:
+    """The result of gdn_cte and its last state."""
+    return forward_gdn(query, key, value, g_log, beta, scale, recurrent_state=recurrent_state)
+
+
+def _gdn_cte_backward(
+    dy: Any,
+    dstate: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    g_log: Any,
+    beta: Any,
+    scale: float = 1.0,
+    recurrent_state: Any = None,
+) -> tuple:
+    found = gdn_cte_bwd(dy, query, key, value, g_log, beta, scale, recurrent_state, dstate)
+    return found if recurrent_state is not None else found[:5]
+
+
 avg_pooling_3d = differentiable(pooling.avg_pooling_3d, _avg_pooling_backward)
 conv3d = differentiable(_conv3d, _conv3d_backward)
 gather = differentiable(misc.gather, _gather_backward)
+gdn_cte = differentiable(_gdn_cte, _gdn_cte_backward)
 max_pooling_3d = differentiable(pooling.max_pooling_3d, _max_pooling_backward, outputs=True)
 ms_deformable_attention = differentiable(forward_deformable, _deformable_backward)
 scatter_add = differentiable(_scatter_add, _scatter_add_backward)

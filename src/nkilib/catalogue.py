@@ -43,6 +43,7 @@ TABLE = [
         "core.attention.attention_cte",
         "attention_cte",
         "2.27",
+        backward="attention_bwd",
         also="flash sdpa prefill sliding-window sink",
     ),
     CatalogueRow(
@@ -360,17 +361,43 @@ TABLE = [
         also="vision detector detr gradient",
     ),
     CatalogueRow(
+        "gdn-cte",
+        "experimental.gdn",
+        "gdn_cte",
+        "2.33",
+        backward="gdn_cte_bwd",
+        also="gated deltanet linear attention qwen prefill recurrence",
+    ),
+    CatalogueRow(
+        "gdn-tkg", "experimental.gdn", "gdn_tkg", "2.33", also="gated deltanet linear attention qwen decode"
+    ),
+    CatalogueRow(
+        "kda-tkg",
+        "experimental.attention.kda_tkg",
+        "kda_tkg",
+        "2.33",
+        also="kimi delta linear attention decode",
+    ),
+    CatalogueRow(
         HELPER,
         "core.topk",
         "rotational_topk create_rotational_topk_config RotationalTopkConfig",
         "2.30",
         also="sampling",
     ),
+    CatalogueRow(
+        HELPER,
+        "core.attention.attention_bwd",
+        "attention_bwd",
+        "2.31",
+        also="flash sdpa gradient training sliding-window sink",
+    ),
     CatalogueRow(HELPER, "core.max", "cascaded_max", "2.31", also="argmax greedy sampling"),
     CatalogueRow(HELPER, "core.subkernels.rmsnorm_tkg", "rmsnorm_tkg", "2.28", also="decode layernorm"),
     CatalogueRow(HELPER, "core.subkernels.layernorm_tkg", "layernorm_tkg", "2.28", also="decode"),
     CatalogueRow(HELPER, "core.subkernels.indexed_flatten", "indexed_flatten", "2.32"),
     CatalogueRow(EXTENSION, "experimental.misc", "gather_bwd scatter_add_bwd"),
+    CatalogueRow(EXTENSION, "experimental.gdn", "gdn_cte_bwd", also="gated deltanet gradient"),
 ]
 
 

@@ -1,11 +1,7 @@
 """Gradients of ring attention: queries stay on their rank; keys, values and their gradients move around.
 
-With P = e^(scale Q K^T - lse) over the visible pairs and delta = sum over d of o dy,
-
-    dS = P (dY V^T - delta),  dV = P^T dY,  dQ = scale dS K,  dK = scale dS^T Q
-
 A rank adds its queries' part to the gradients of the keys it holds and sends them on; after num_workers
-steps they are back at their owner. A tile is 128 queries, in the partitions, against up to 512 keys.
+steps they are back at their owner. Tiles are those of core/attention/attention_gradients.py.
 """
 
 from __future__ import annotations
@@ -15,18 +11,26 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.attention.attention_gradients import (
+    KEYS,
+    UNBOUNDED,
+    ScoreOptions,
+    add_product,
+    add_queries,
+    pair_products,
+    probabilities,
+    score_gradient,
+    transposed_tokens,
+)
 from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
+from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups, named_tensor
 
 from .ring import Ring, RingBounds, check_softmax_scale, copy_rows, visible_scores_ref
-
-KEYS = 512  # of a tile: a PSUM bank of float32
-UNBOUNDED = 1.0e9  # beyond every key
 
 
 @nki.jit
@@ -133,8 +137,8 @@ class LocalTensors(nl.NKIObject):
         self.dy = dy.reshape(flat)
         self.lse = lse.reshape((batch * heads, PMAX, tokens // PMAX))
         self.dq = named_tensor(flat, nl.float32, "dq")
-        self.scale = scale if scale is not None else head_dim**-0.5
-        self.dtype = q.dtype if mixed_precision else nl.float32
+        dtype = q.dtype if mixed_precision else nl.float32
+        self.options = ScoreOptions(scale if scale is not None else head_dim**-0.5, dtype)
 
 
 class Visit(nl.NKIObject):
@@ -151,9 +155,9 @@ class Visit(nl.NKIObject):
 
 def add_head(work: LocalTensors, visit: Visit, keys: list, grads: list) -> None:
     """Add the contribution of one head's queries to dq and to the gradients of the keys."""
-    head, tokens = visit.head, work.q.shape[2]
-    q, dy = load(work.q[head], work.dtype), load(work.dy[head], work.dtype)
-    k, v = load(keys[0][head], work.dtype), load(keys[1][head], work.dtype)
+    head, tokens, options = visit.head, work.q.shape[2], work.options
+    q, dy = load(work.q[head], options.dtype), load(work.dy[head], options.dtype)
+    k, v = load(keys[0][head], options.dtype), load(keys[1][head], options.dtype)
     by_query = [transposed_tokens(q), transposed_tokens(dy)]
     by_key = transposed_tokens(k)
     neg_lse, delta = statistics(work, head, dy)
@@ -162,30 +166,21 @@ def add_head(work: LocalTensors, visit: Visit, keys: list, grads: list) -> None:
     dk, dv = start_sum(grads[0][head], begun), start_sum(grads[1][head], begun)
     dq = start_sum(work.dq[head], begun)
     for row in TiledRange(tokens, PMAX):
-        queries = slice(row.start_offset, row.end_offset)
+        queries, one = slice(row.start_offset, row.end_offset), slice(row.index, row.index + 1)
+        limits = None if seen is None else (seen[0][:, one], seen[1][:, one])
         sums = nl.ndarray((q.shape[0], PMAX), nl.float32, buffer=nl.psum)
         for block in TiledRange(row.end_offset if visit.diagonal else tokens, KEYS):
             columns = slice(block.start_offset, block.end_offset)
-            p = probabilities(work, q[:, queries], k[:, columns], neg_lse, seen, row.index, block)
-            ds = score_gradient(work, dy[:, queries], v[:, columns], p, delta, row.index)
+            scores = pair_products([q], [k], queries, columns)
+            p = probabilities(options, scores, neg_lse[:, one], limits, block)
+            ds = score_gradient(options, pair_products([dy], [v], queries, columns), p, delta[:, one])
             add_product(dv[:, columns], by_query[1][:, row.index, :], p, 1.0)
-            add_product(dk[:, columns], by_query[0][:, row.index, :], ds, work.scale)
-            add_queries(sums, by_key, ds, block)
-        nisa.scalar_tensor_tensor(dq[:, queries], sums, nl.multiply, work.scale, nl.add, dq[:, queries])
+            add_product(dk[:, columns], by_query[0][:, row.index, :], ds, options.scale)
+            add_queries([sums], [by_key], ds, block)
+        nisa.scalar_tensor_tensor(dq[:, queries], sums, nl.multiply, options.scale, nl.add, dq[:, queries])
     nisa.dma_copy(work.dq[head], dq)
     nisa.dma_copy(grads[0][head], dk)
     nisa.dma_copy(grads[1][head], dv)
-
-
-def transposed_tokens(x: Tensor) -> Tensor:
-    """Return x [D, S] transposed, [128, S / 128, D]: token 128 g + p at [p, g]."""
-    head_dim, tokens = x.shape
-    found = nl.ndarray((PMAX, tokens // PMAX, head_dim), x.dtype)
-    for tile in TiledRange(tokens, PMAX):
-        bank = nl.ndarray((PMAX, head_dim), x.dtype, buffer=nl.psum)
-        nisa.nc_transpose(bank, x[:, tile.start_offset : tile.end_offset])
-        nisa.tensor_copy(found[:, tile.index, :], bank)
-    return found
 
 
 def statistics(work: LocalTensors, head: int, dy: Tensor) -> tuple:
@@ -241,62 +236,6 @@ def start_sum(place: Tensor, begun: bool) -> Tensor:
     total = nl.ndarray(place.shape, nl.float32)
     nisa.memset(total, 0.0)
     return total
-
-
-def probabilities(
-    work: LocalTensors,
-    q: Tensor,
-    k: Tensor,
-    neg_lse: Tensor,
-    seen: tuple[Tensor, Tensor] | None,
-    row: int,
-    block: TiledRangeIterator,
-) -> Tensor:
-    """Return P [128 queries, keys]; 0 where the mask hides a key."""
-    scores = nl.ndarray((PMAX, block.size), nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(scores, q, k)
-    if seen is not None:
-        masked = nl.ndarray((PMAX, block.size), nl.float32)
-        nisa.range_select(
-            masked,
-            scores,
-            nl.greater_equal,
-            nl.less,
-            seen[0][:, row : row + 1],
-            seen[1][:, row : row + 1],
-            range_start=block.start_offset,
-        )
-        scores = masked
-    p = nl.ndarray((PMAX, block.size), work.dtype)
-    nisa.activation(p, nl.exp, scores, bias=neg_lse[:, row : row + 1], scale=work.scale)
-    return p
-
-
-def score_gradient(work: LocalTensors, dy: Tensor, v: Tensor, p: Tensor, delta: Tensor, row: int) -> Tensor:
-    """Return dS = P (dY V^T - delta)."""
-    products = nl.ndarray(p.shape, nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(products, dy, v)
-    ds = nl.ndarray(p.shape, work.dtype)
-    nisa.scalar_tensor_tensor(ds, products, nl.subtract, delta[:, row : row + 1], nl.multiply, p)
-    return ds
-
-
-def add_product(total: Tensor, by_query: Tensor, tile: Tensor, scale: float) -> None:
-    """total [D, keys] += scale by_query^T tile."""
-    bank = nl.ndarray(total.shape, nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(bank, by_query, tile)
-    nisa.scalar_tensor_tensor(total, bank, nl.multiply, scale, nl.add, total)
-
-
-def add_queries(sums: Tensor, by_key: Tensor, ds: Tensor, block: TiledRangeIterator) -> None:
-    """sums [D, 128 queries] += K dS^T, 128 keys at a time."""
-    for part in TiledRange(block.size, PMAX):
-        bank = nl.ndarray((PMAX, PMAX), ds.dtype, buffer=nl.psum)
-        nisa.nc_transpose(bank, ds[:, part.start_offset : part.end_offset])
-        transposed = nl.ndarray((PMAX, PMAX), ds.dtype)
-        nisa.tensor_copy(transposed, bank)
-        first = (block.start_offset + part.start_offset) // PMAX
-        nisa.nc_matmul(sums, by_key[:, first, :], transposed, accumulate=first > 0)
 
 
 def check(q: Tensor, others: tuple, lse: Tensor, causal: bool, striped: bool) -> None:

@@ -1,0 +1,62 @@
+"""Gated DeltaNet of Qwen 3.5 and Kimi Delta Attention."""
+
+from __future__ import annotations
+
+from nki import TensorSpec
+from nkilib.experimental.attention.kda_tkg import kda_tkg
+from nkilib.experimental.gdn import gdn_cte, gdn_cte_bwd, gdn_tkg
+
+from . import Case
+
+SIZE = 128
+STATE = SIZE * SIZE * 4
+
+
+def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(shape, dtype)
+
+
+def inputs(keys: int, heads: int, tokens: int, dtype: str) -> tuple:
+    """q, k, v, the logs of the decays, beta."""
+    key = spec(1, keys, tokens, SIZE, dtype=dtype)
+    gate = spec(1, heads, tokens)
+    return key, key, spec(1, heads, tokens, SIZE, dtype=dtype), gate, gate
+
+
+def prefill(keys: int, heads: int, tokens: int) -> Case:
+    """Eight products of 128 x 128 x 128 in a chunk; the inverse takes 19 in float32."""
+    chunk = 2 * SIZE**3
+    flops = {"bfloat16": 8 * chunk * heads * tokens / SIZE, "float32": 19 * chunk * heads * tokens / SIZE}
+    label = f"{tokens} tokens, {keys} key and {heads} value heads bf16"
+    moved = tokens * SIZE * 2 * (2 * keys + 2 * heads)
+    return Case("gdn_cte", label, gdn_cte, inputs(keys, heads, tokens, "bfloat16"), moved, flops, lnc=2)
+
+
+def gradient(keys: int, heads: int, tokens: int) -> Case:
+    """The forward again, and 29 products and transposes, all in float32."""
+    flops = {"float32": (27 + 29) * 2 * SIZE**3 * heads * tokens / SIZE}
+    q, k, v, g, beta = inputs(keys, heads, tokens, "float32")
+    label = f"{tokens} tokens, {keys} key and {heads} value heads fp32"
+    moved = tokens * SIZE * 4 * (4 * keys + 3 * heads)
+    return Case("gdn_cte_bwd", label, gdn_cte_bwd, (v, q, k, v, g, beta), moved, flops, lnc=2)
+
+
+def decode(requests: int, heads: int) -> Case:
+    rows = requests * heads
+    row = spec(rows, SIZE, dtype="bfloat16")
+    one, head = spec(rows, dtype="bfloat16"), spec(heads)
+    given = (row, row, row, one, one, head, head, row, spec(SIZE), spec(rows, SIZE, SIZE))
+    label = f"{requests} requests, {heads} value heads"
+    return Case("gdn_tkg", label, gdn_tkg, given, rows * (2 * STATE + 10 * SIZE), lnc=2)
+
+
+def kimi(requests: int, heads: int) -> Case:
+    column, row = spec(requests, SIZE, heads), spec(requests, heads, SIZE)
+    given = (column, column, row, column, spec(requests, heads), spec(heads), spec(SIZE, heads), row)
+    given += (spec(requests, heads, SIZE, SIZE), spec(1, 1), spec(1, 1))
+    moved = requests * heads * (2 * STATE + 20 * SIZE)
+    return Case("kda_tkg", f"{requests} requests, {heads} heads", kda_tkg, given, moved, lnc=2)
+
+
+CASES = [prefill(4, 8, 2048), prefill(8, 16, 1024), gradient(2, 4, 512), gradient(4, 4, 1024)]
+CASES += [decode(8, 8), decode(4, 32), kimi(4, 16), kimi(4, 32)]
