@@ -14,6 +14,7 @@ from typing import Any
 from nki.frameworks.torch import differentiable
 from nkilib.core.attention.attention_bwd import attention_bwd
 from nkilib.core.attention.attention_cte import attention_cte as forward_attention
+from nkilib.core.embeddings.rope import RoPE as forward_rope
 from nkilib.experimental import misc, pooling
 from nkilib.experimental.conv import conv3d as forward_conv3d
 from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
@@ -21,15 +22,21 @@ from nkilib.experimental.deformable_attention import ms_deformable_attention as 
 from nkilib.experimental.deformable_attention import ms_deformable_attention_bwd
 from nkilib.experimental.gdn import gdn_cte as forward_gdn
 from nkilib.experimental.gdn import gdn_cte_bwd
+from nkilib.experimental.norm import layer_norm as forward_layer_norm
+from nkilib.experimental.norm import layer_norm_bwd, rms_norm_bwd
+from nkilib.experimental.norm import rms_norm as forward_rms_norm
 
 __all__ = [
+    "RoPE",
     "attention_cte",
     "avg_pooling_3d",
     "conv3d",
     "gather",
     "gdn_cte",
+    "layer_norm",
     "max_pooling_3d",
     "ms_deformable_attention",
+    "rms_norm",
     "scatter_add",
 ]
 
@@ -109,10 +116,18 @@ def _attention_backward(
 ) -> tuple:
     lse = -negative_max - inverse_sum.log()
     q, v, out, dy = (x.transpose(1, 2).contiguous() for x in (q, v, out, dy))
-    given = [x[None] for x in (q, k, v, out, dy, lse)]
     sinks = None if sink is None else sink[None]
-    found = attention_bwd(
-        *given, sinks, causal_mask, softmax_scale=scale, sliding_window=sliding_window or None
+    found: Any = attention_bwd(
+        q[None],
+        k[None],
+        v[None],
+        out[None],
+        dy[None],
+        lse[None],
+        sinks,
+        causal_mask,
+        softmax_scale=scale,
+        sliding_window=sliding_window or None,
     )
     dq, dk, dv = found[0][0].transpose(1, 2), found[1][0], found[2][0].transpose(1, 2)
     return (dq, dk, dv) if sink is None else (dq, dk, dv, found[3][0])
@@ -162,10 +177,22 @@ def _gdn_cte_backward(
     return found if recurrent_state is not None else found[:5]
 
 
+def _rope_backward(dy: Any, x_in: Any, cos: Any, sin: Any, *options: Any, **named: Any) -> tuple:
+    """The rotation back; angles have no gradient."""
+    return forward_rope(dy, cos, -sin, *options, **named), None, None
+
+
+def _layer_norm_backward(dy: Any, x: Any, gamma: Any, beta: Any, *rest: Any, **named: Any) -> Any:
+    return layer_norm_bwd(dy, x, gamma, *rest, **named)
+
+
+RoPE = differentiable(forward_rope, _rope_backward)
 avg_pooling_3d = differentiable(pooling.avg_pooling_3d, _avg_pooling_backward)
 conv3d = differentiable(_conv3d, _conv3d_backward)
 gather = differentiable(misc.gather, _gather_backward)
 gdn_cte = differentiable(_gdn_cte, _gdn_cte_backward)
+layer_norm = differentiable(forward_layer_norm, _layer_norm_backward)
 max_pooling_3d = differentiable(pooling.max_pooling_3d, _max_pooling_backward, outputs=True)
 ms_deformable_attention = differentiable(forward_deformable, _deformable_backward)
+rms_norm = differentiable(forward_rms_norm, rms_norm_bwd)
 scatter_add = differentiable(_scatter_add, _scatter_add_backward)

@@ -63,7 +63,9 @@ TABLE = [
         "2.30",
         also="flash sdpa prefill",
     ),
-    CatalogueRow("L07", "core.embeddings.rope", "RoPE RoPE_sbuf", "2.28", also="rotary position"),
+    CatalogueRow(
+        "L07", "core.embeddings.rope", "RoPE RoPE_sbuf", "2.28", backward="RoPE", also="rotary position"
+    ),
     CatalogueRow(
         "L08",
         "core.mlp.mlp",
@@ -397,6 +399,21 @@ TABLE = [
     CatalogueRow(HELPER, "core.subkernels.layernorm_tkg", "layernorm_tkg", "2.28", also="decode"),
     CatalogueRow(HELPER, "core.subkernels.indexed_flatten", "indexed_flatten", "2.32"),
     CatalogueRow(EXTENSION, "experimental.misc", "gather_bwd scatter_add_bwd"),
+    CatalogueRow(
+        EXTENSION,
+        "experimental.norm",
+        "rms_norm",
+        backward="rms_norm_bwd",
+        also="rmsnorm layernorm normalization",
+    ),
+    CatalogueRow(
+        EXTENSION,
+        "experimental.norm",
+        "layer_norm",
+        backward="layer_norm_bwd",
+        also="layernorm normalization",
+    ),
+    CatalogueRow(EXTENSION, "experimental.norm", "rms_norm_bwd layer_norm_bwd", also="gradient training"),
     CatalogueRow(EXTENSION, "experimental.gdn", "gdn_cte_bwd", also="gated deltanet gradient"),
 ]
 

@@ -93,7 +93,7 @@ def attention_bwd(
             head = QueryHead(call, q_ref[b, own], o_ref[b, own], dy_ref[b, own], lse_ref[b, own])
             for row in TiledRange(tokens, PMAX):
                 head.add_row(keys, row, dq[b, own])
-            if sinks_ref is not None:
+            if sinks_ref is not None and dsinks is not None:
                 head.store_sinks(sinks_ref[b, own : own + 1], dsinks[b, own : own + 1])
         for i in range(len(keys.k)):
             place = channels(size, i)
@@ -165,9 +165,9 @@ class KeyHead(nl.NKIObject):
         tokens = k.shape[1]
         self.k = load_pieces(k, 0, tokens, options.dtype)
         self.v = load_pieces(v, 0, tokens, options.dtype)
-        self.rows = []
-        self.dk = []
-        self.dv = []
+        self.rows: list = []
+        self.dk: list = []
+        self.dv: list = []
         for piece in self.k:
             self.rows.append(transposed_tokens(piece))
             for sums in (self.dk, self.dv):

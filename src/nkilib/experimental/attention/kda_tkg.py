@@ -102,8 +102,8 @@ def check(
     scale: Tensor,
     lower_bound: Tensor,
 ) -> None:
-    given = (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("a_log", a_log), ("dt_bias", dt_bias))
-    given += (("out", out), ("S", S), ("scale", scale), ("lower_bound", lower_bound))
+    inputs = (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("a_log", a_log), ("dt_bias", dt_bias))
+    given = inputs + (("out", out), ("S", S), ("scale", scale), ("lower_bound", lower_bound))
     assert_tensors(given)
     kernel_assert(
         len(S.shape) == 4 and S.shape[2] <= PMAX and S.shape[3] <= PMAX,
