@@ -169,7 +169,7 @@ def test_show_writes_a_page(tmp_path):
     script = tmp_path / "kernel.py"
     script.write_text(PRIVATE.split("kernel = nki.jit")[0] + "kernel = nki.jit(kernel)\n")
     page = tmp_path / "page.html"
-    done = command("show", f"{script}:kernel", "--arg", "x=f32[2,2]", "--values", "-o", str(page))
+    done = command("show", f"{script}:kernel", "--arg", "x=f32[2,2]", "-o", str(page))
     assert done.returncode == 0, done.stderr
     assert "wrote" in done.stderr and "<title>kernel" in page.read_text()
 

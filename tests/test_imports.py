@@ -253,7 +253,7 @@ def test_importing_nki_imports_nothing_that_only_some_calls_need():
     floor = set(python("import numpy, ml_dtypes, sys; print(*sys.modules)").split())
     loaded = set(python("import nki, sys; print(*sys.modules)").split()) - floor
     ours = "check.python cli backends.torch frameworks isa language ranks report timing tune"
-    ours += " kernel.notebook kernel.profile kernel.show backends.fused ir.parser"
+    ours += " kernel.profile testing backends.fused ir.parser"
     assert loaded & {f"nki.{name}" for name in ours.split()} == set()
     assert loaded & {"rich", "json", "hashlib", "html", "zipfile", "concurrent.futures", "pathlib"} == set()
 

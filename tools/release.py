@@ -43,7 +43,7 @@ def check_wheel(wheel: Path) -> None:
     unknown = {root for root in roots if root not in ROOTS and not root.startswith("nki_")}
     if unknown:
         raise SystemExit(f"the wheel would install {', '.join(sorted(unknown))}")
-    pages = [f"nki/report/page/{name}.html" for name in ("page", "steps", "compare")]
+    pages = [f"nki/report/page/{name}.html" for name in ("page", "viewer", "compare")]
     for needed in ("nki/py.typed", *pages, "nki_legacy/stubs/children/sitecustomize.py"):
         if needed not in names:
             raise SystemExit(f"the wheel lacks {needed}")

@@ -27,9 +27,9 @@ from .version import __version__
 if _typing.TYPE_CHECKING:
     from . import collectives, dtype, isa, language, mx, ranks, testing, tune  # noqa: F401
     from .kernel import cache  # noqa: F401
-    from .kernel.notebook import load_ipython_extension
     from .kernel.profile import Profile
-    from .kernel.show import show
+    from .testing.notebook import load_ipython_extension
+    from .testing.show import show
     from .tune import autotune  # noqa: F401
 
 __all__ = [
@@ -71,8 +71,8 @@ def __dir__() -> list[str]:
 _LATER = {
     "Profile": "nki.kernel.profile",
     "autotune": "nki.tune",
-    "load_ipython_extension": "nki.kernel.notebook",
-    "show": "nki.kernel.show",
+    "load_ipython_extension": "nki.testing.notebook",
+    "show": "nki.testing.show",
 }
 
 

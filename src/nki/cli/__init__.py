@@ -24,6 +24,7 @@ from . import (
     explaining,
     listing,
     profiling,
+    showing,
     starting,
     tracing,
     tuning,
@@ -142,7 +143,7 @@ def command_completion(options: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    *(profiling.PROFILE, tracing.TRACE, tracing.PLAN, tracing.SHOW, profiling.COMPARE),
+    *(profiling.PROFILE, tracing.TRACE, tracing.PLAN, showing.COMMAND, profiling.COMPARE),
     *(advising.COMMAND, checking.COMMAND, debugging.COMMAND),
     *(tuning.COMMAND, explaining.COMMAND, caching.COMMAND),
     Command(

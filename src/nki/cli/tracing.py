@@ -1,11 +1,10 @@
-"""nki trace, nki plan and nki show: the program of a kernel as a listing, as a plan, as a page."""
+"""nki trace and nki plan: the program of a kernel as a listing, as a plan."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from pathlib import Path
 
 from ..backends.fused.describing import describe, lines
 from ..ir.program import Program
@@ -77,42 +76,4 @@ step, number of instructions, what the step does.""",
 examples:
   nki plan matmul.py:tiled --arg lhsT=float32[4096,2048] --arg rhs=float32[4096,4096]
   nki plan matmul.py:tiled --arg lhsT=... --arg rhs=... --json""",
-)
-
-
-def command_show(options: argparse.Namespace) -> int:
-    """nki show"""
-    values = script.parse_arguments(options.arg)
-    with Stages() as stage, settings(options), script.kernel_at(options.kernel, stage) as kernel:
-        kernel, bound = script.call_of(kernel, values, options.lnc)
-        if options.values:
-            bound.arguments.update(script.filled(bound.arguments))
-        stage(f"{'running' if options.values else 'tracing'} {kernel.__name__}")
-        from ..kernel.show import show as steps_of
-
-        steps = steps_of(kernel)(*bound.args, **bound.kwargs)
-        file = options.output or f"{kernel.__name__}.html"
-        Path(file).write_text(steps.html(), encoding="utf-8")
-    print(f"wrote {file}: {steps.count:,} steps", file=sys.stderr)
-    return 0
-
-
-def add_show(parser: argparse.ArgumentParser) -> None:
-    add_kernel(parser, json=False)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: the kernel's name.html)")
-    parser.add_argument("--values", action="store_true", help="run it on random numbers, and show them")
-
-
-SHOW = Command(
-    "show",
-    "write a page that steps through a kernel",
-    """\
-Write one page on which to step through a kernel: its tiles in HBM, SBUF and PSUM, what each
-instruction reads and writes, and its source line.""",
-    command_show,
-    add_show,
-    """\
-examples:
-  nki show matmul.py:tiled --arg lhsT=float32[256,128] --arg rhs=float32[256,512]
-  nki show matmul.py:tiled --arg lhsT=float32[128,4] --arg rhs=float32[128,4] --values -o tiled.html""",
 )

@@ -218,6 +218,10 @@ class Core:
         """Return what a view holds, after `read_back`."""
         return self.memories[view.storage].peek(view)
 
+    def unwritten(self, view: View) -> np.ndarray | None:
+        """Return which elements of a view were never written; None: all were."""
+        return self.memories[view.storage].unwritten(view)
+
     # ---- diagnostics -----------------------------------------------------------------------------
 
     def diagnose(

@@ -138,7 +138,8 @@ class Launch:
         for core in self.cores:
             mine = slice(core.index, core.index + 1)
             watches: list[Sink] = [*self.watches[mine], *self.products[mine]]
-            core.sinks = [*self._first_sinks(core), *watches, *observers.current()]
+            executed = self._first_sinks(core)
+            core.sinks = [*observers.first(), *executed, *watches, *observers.current()]
 
     def _first_sinks(self, core: Core) -> list[Sink]:
         if self.statistics is None:

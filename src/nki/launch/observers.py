@@ -10,6 +10,7 @@ from ..ir.instruction import Instruction
 
 Sink = Callable[[Instruction], None]
 _observers: ContextVar[tuple[Sink, ...]] = ContextVar("nki_observers", default=())
+_first: ContextVar[tuple[Sink, ...]] = ContextVar("nki_first_observers", default=())
 
 
 @contextlib.contextmanager
@@ -18,13 +19,31 @@ def observe(sink: Sink) -> Iterator[Sink]:
 
     Kernels run their Python while they are observed, whatever the program cache knows.
     """
-    token = _observers.set((*_observers.get(), sink))
-    try:
+    with _added(_observers, sink):
         yield sink
+
+
+@contextlib.contextmanager
+def observe_first(sink: Sink) -> Iterator[Sink]:
+    """Hand every instruction to `sink` before it is executed, inside an `observe` block."""
+    with _added(_first, sink):
+        yield sink
+
+
+@contextlib.contextmanager
+def _added(observers: ContextVar[tuple[Sink, ...]], sink: Sink) -> Iterator[None]:
+    token = observers.set((*observers.get(), sink))
+    try:
+        yield
     finally:
-        _observers.reset(token)
+        observers.reset(token)
 
 
 def current() -> tuple[Sink, ...]:
     """The observers of this context."""
     return _observers.get()
+
+
+def first() -> tuple[Sink, ...]:
+    """The observers of this context that come before execution."""
+    return _first.get()

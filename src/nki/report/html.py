@@ -19,8 +19,8 @@ from .text import time as plain_time
 
 # In the order of use: each only needs the ones before it to be there when the page starts.
 SCRIPTS = (
-    "data text tracks memory view painter layout overlay ruler controls timeline details source search "
-    "roofline tables page"
+    "elements columns data text python tracks memory view painter layout overlay ruler controls timeline "
+    "details source search roofline tables page"
 )
 EMBEDDED_HEIGHT = 780
 MOST_PLACES = 12

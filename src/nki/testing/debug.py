@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,13 @@ from ..ir.context import current
 from ..ir.dependences import RAW, AccessHistory, Waits
 from ..ir.effects import effects
 from ..ir.instruction import Instruction
-from ..ir.storage import Storage
 from ..ir.tree import leaves
 from ..ir.view import View
+from ..ir.writers import Writers
 from ..kernel.attempts import run_eagerly
 from ..kernel.jit import as_kernel
+from ..kernel.kernel import Kernel
+from ..kernel.run import Run
 from ..launch.observers import observe
 from ..machine.dtypes import DTypeLike
 from .close import arrays_of, as_float64, as_numpy, sum_length, wrong_elements
@@ -103,43 +105,72 @@ def first_difference(
     """
     made = as_kernel(kernel)
     recorder = _Recorder()
+    with observe(recorder):
+        run, views = run_for_views(made, tuple(inputs), options)
+    for number, pair in enumerate(compared(made.__name__, run, reference, inputs, terms, through)):
+        if pair.wrong.any():
+            return _difference(made.__name__, number, pair, recorder, views[number])
+    return None
+
+
+def run_for_views(kernel: Kernel, args: tuple, kwargs: dict[str, Any]) -> tuple[Run, list[View]]:
+    """Run a kernel instruction by instruction; return the run, and the views that the kernel returned."""
     returned: list[Any] = []
 
-    @functools.wraps(made.func)
+    @functools.wraps(kernel.func)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        result = made.func(*args, **kwargs)
+        result = kernel.func(*args, **kwargs)
         returned.append(result)
         return result
 
-    with observe(recorder):
-        run = run_eagerly(made._with(func=noted).prepare(tuple(inputs), options))
+    run = run_eagerly(kernel._with(func=noted).prepare(args, kwargs))
+    return run, leaves(returned[-1], View)  # of the attempt that finished
+
+
+class ComparedResult(NamedTuple):
+    """A result beside its reference: its elements that are wrong, and the error of each that is allowed."""
+
+    got: np.ndarray
+    expected: np.ndarray
+    wrong: np.ndarray
+    allowed: np.ndarray
+
+
+def compared(
+    name: str,
+    run: Run,
+    reference: object,
+    inputs: Sequence[object],
+    terms: int | None = None,
+    through: DTypeLike | None = None,
+) -> Iterator[ComparedResult]:
+    """Yield the results of a run, each compared with a reference."""
     if callable(reference):
         reference = reference(*map(as_float64, inputs))
     results, wanted = arrays_of(run.result), [as_numpy(one) for one in arrays_of(reference)]
     if len(results) != len(wanted):
         raise error("argument", f"{len(results)} results, the reference has {len(wanted)}")
     shapes = [as_numpy(one).shape for one in arrays_of(list(inputs))]
-    views = leaves(returned[0], View)
     for number, (got, expected) in enumerate(zip(map(as_numpy, results), wanted, strict=True)):
         if got.shape != expected.shape:
             message = f"result {number} has shape {got.shape}, the reference {expected.shape}"
-            raise error("argument", f"{made.__name__}: {message}")
-        wrong = wrong_elements(got, expected, terms or sum_length(got.shape, shapes), through)[0]
-        if wrong.any():
-            return _difference(made.__name__, number, got, expected, wrong, recorder, views[number])
-    return None
+            raise error("argument", f"{name}: {message}")
+        wrong, allowed, largest = wrong_elements(
+            got, expected, terms or sum_length(got.shape, shapes), through
+        )
+        limit = allowed.relative * np.abs(expected.astype(np.float64)) + allowed.absolute * largest
+        yield ComparedResult(got, expected, wrong, limit)
 
 
 def _difference(
     name: str,
     number: int,
-    got: np.ndarray,
-    expected: np.ndarray,
-    wrong: np.ndarray,
+    pair: ComparedResult,
     recorder: _Recorder,
     view: View,
 ) -> Difference:
-    writers = recorder.writers_of(view).reshape(wrong.shape)
+    got, expected, wrong, _ = pair
+    writers = recorder.writers.of(view).reshape(wrong.shape)
     first = int(writers[wrong].min())
     tile = writers == first
     inside = wrong & tile
@@ -169,7 +200,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.steps: list[WriteStep] = []
         self.sources: list[list[int]] = []  # of each step, the earlier ones whose values it read
-        self.writes: dict[Storage, list[tuple[int, View]]] = {}
+        self.writers = Writers()
         self.histories: dict[Hashable, AccessHistory] = {}
 
     def __call__(self, instruction: Instruction) -> None:
@@ -183,21 +214,10 @@ class _Recorder:
         self.sources.append([other for other, why in waits.items() if why == RAW])
         for view in written:
             self._history(view).write(number, box(view), {})
-            self.writes.setdefault(view.storage, []).append((number, view))
+            self.writers.note(number, view)
 
     def _history(self, view: View) -> AccessHistory:
         return self.histories.setdefault(space_of(view.storage), AccessHistory())
-
-    def writers_of(self, view: View) -> np.ndarray:
-        """Return the step that wrote each element of a view last; 0 where none has."""
-        storage = view.storage
-        steps = np.zeros(storage.nbytes // storage.dtype.itemsize, np.int64)
-        for number, written in self.writes.get(storage, ()):
-            if written.indirection is None and written.dtype.itemsize == storage.dtype.itemsize:
-                _elements(steps, written)[...] = number
-            else:  # its addresses are known at run time, or its elements are of another size
-                steps[:] = number
-        return _elements(steps, view).copy()
 
     def lines_before(self, step: int) -> Iterator[WriteStep]:
         """Yield the steps that a step depends on, each source line once, the last first."""
@@ -213,11 +233,6 @@ class _Recorder:
             if one.place not in places:
                 places.add(one.place)
                 yield one
-
-
-def _elements(steps: np.ndarray, view: View) -> np.ndarray:
-    strides = [stride * steps.itemsize for stride in view.strides]
-    return np.lib.stride_tricks.as_strided(steps[view.offset :], view.shape, strides)
 
 
 def _step(number: int, instruction: Instruction, written: list[np.ndarray]) -> WriteStep:

@@ -221,6 +221,14 @@ class Memory:
         region = self.map.region(view, shift)
         return bool((region if where is None else region[where]).all())
 
+    def unwritten(self, view: View) -> np.ndarray | None:
+        """Return which elements of a view were never written, for display; None: all were."""
+        if self.is_written(view):
+            return None
+        assert self.map is not None
+        region = ~self.map.region(view)
+        return region.any(-1) if region.ndim > len(view.shape) else region
+
     def poison(self) -> None:
         """Fill everything with poison."""
         whole = self.raw.view(self.storage.dtype.storage)

@@ -20,12 +20,7 @@ class Details {
       return;
     }
     this.tooltip.replaceChildren(...(memory ? this.#memory(memory, moment) : this.#brief(row, others)));
-    this.tooltip.hidden = false;
-    const { offsetWidth: width, offsetHeight: height } = this.tooltip;
-    const right = event.clientX + 16 + width < innerWidth;
-    const below = event.clientY + 18 + height < innerHeight;
-    this.tooltip.style.left = `${Math.max(4, right ? event.clientX + 16 : event.clientX - width - 12)}px`;
-    this.tooltip.style.top = `${Math.max(4, below ? event.clientY + 18 : event.clientY - height - 12)}px`;
+    showNear(this.tooltip, event);
   }
 
   #brief(row, others) {

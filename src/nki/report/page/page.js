@@ -217,16 +217,7 @@ class Report {
       this.timeline.readColors();
       this.timeline.redraw();
     };
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
-    const wear = (theme) => {
-      document.documentElement.dataset.theme = theme;
-      recolor();
-    };
-    document.getElementById("theme").onclick = () => {
-      const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-      wear((document.documentElement.dataset.theme ?? dark) === "dark" ? "light" : "dark");
-    };
-    addEventListener("message", ({ data }) => ["light", "dark"].includes(data?.theme) && wear(data.theme)); // of a page around this one
+    followTheme(recolor);
     document.querySelectorAll("table").forEach((table) => table.tHead && makeSortable(table));
     const search = document.getElementById("search");
     search.oninput = () => this.search(search.value);

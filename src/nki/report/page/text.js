@@ -25,14 +25,6 @@ function timeText(ns) {
 /** A moment to a hundredth of a microsecond, however late it is. */
 const momentText = (ns) => `${(ns / 1e3).toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} µs`;
 
-function sizeText(bytes) {
-  for (const unit of ["B", "KiB", "MiB"]) {
-    if (bytes < 1024) return `${bytes >= 100 ? Math.round(bytes) : +bytes.toPrecision(3)} ${unit}`;
-    bytes /= 1024;
-  }
-  return `${bytes.toFixed(2)} GiB`;
-}
-
 function flopsText(flops) {
   for (const unit of ["", "k", "M", "G"]) {
     if (flops < 1000) return `${three(flops)} ${unit}FLOP`;
@@ -40,8 +32,6 @@ function flopsText(flops) {
   }
   return `${three(flops)} TFLOP`;
 }
-
-const countText = (n, noun) => `${n.toLocaleString("en-US")} ${noun}${n === 1 ? "" : "s"}`;
 
 /** Why an instruction started when it did; `x` is the one that decided it. */
 const REASONS = {
@@ -98,16 +88,6 @@ function tileText(data, row) {
   return (part ?? whole)?.[1] ?? "";
 }
 
-/** The loops around a bar and where they stood: `m=128 k=3`. */
-function turnText(data, row) {
-  return data.loops[data.loop[row]].map((name, depth) => `${name}=${turnValue(data, depth, row)}`).join(" ");
-}
-
-function turnValue(data, depth, row) {
-  const value = data.turns[depth][row];
-  return value < 0 ? data.loop_words[-1 - value] : value;
-}
-
 /** The loops around some bars: `m=128 k=0…7`, those that stand still and those that go on. */
 function turnsText(data, rows) {
   const loop = data.loop[rows[0]];
@@ -126,15 +106,4 @@ function placeText(data, kind) {
 
 function sourceText(data, kind) {
   return kind.file < 0 ? "" : (data.files[kind.file].lines[kind.line - 1] || "").trim();
-}
-
-/** An element with properties, attributes (data-, aria-, role) and children. */
-function element(tag, properties = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name.includes("-") || name === "role") node.setAttribute(name, value);
-    else node[name] = value;
-  }
-  node.append(...children.filter((child) => child !== null && child !== ""));
-  return node;
 }

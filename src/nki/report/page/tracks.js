@@ -59,15 +59,8 @@ function tracksOf(data, lane) {
 
 const SHADES = [0, 0.3, -0.25, 0.5, -0.4];
 
-function cssColor(name) {
-  const text = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  return [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
-}
-
 const shaded = (color, shade) =>
   color.map((c) => Math.round(shade >= 0 ? c + (255 - c) * shade : c * (1 + shade)));
-
-const cssText = ([r, g, b], alpha = 1) => `rgba(${r},${g},${b},${alpha})`;
 
 /** A colour per kind: transfers by their way, instructions by engine, the most frequent purest. */
 function colorsOf(data) {

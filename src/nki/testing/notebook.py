@@ -7,9 +7,9 @@ import shlex
 from typing import Any
 
 from ..errors import error
+from ..kernel.jit import profile
+from ..kernel.kernel import Kernel
 from ..options import choose_machine
-from .jit import profile
-from .kernel import Kernel
 from .show import show
 
 

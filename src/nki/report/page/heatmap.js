@@ -1,0 +1,156 @@
+// A heat map: cells in colours, values under the pointer or by the arrow keys.
+
+const WIDTH = 236, MOST_HEIGHT = 124, LEAST_SIDE = 14, LARGEST_CELL = 26;
+
+/** Colours from cold through zero to warm; from zero on where no value is negative. */
+class Palette {
+  constructor() {
+    [this.cold, this.zero, this.warm, this.nan] = ["cold", "zero", "warm", "nan"].map(cssColor);
+  }
+
+  /** The colour of a share of the scale, from -1 to 1. */
+  at(share) {
+    const end = share < 0 ? this.cold : this.warm;
+    const part = Math.min(1, Math.abs(share));
+    return this.zero.map((zero, i) => zero + (end[i] - zero) * part);
+  }
+
+  gradient(low, high) {
+    const [from, middle, to] = [low, (low + high) / 2, high].map((share) => cssText(this.at(share).map(Math.round)));
+    return low < 0 && high > 0 ? `linear-gradient(90deg, ${from}, ${cssText(this.zero)} ${(100 * -low) / (high - low)}%, ${to})`
+      : `linear-gradient(90deg, ${from}, ${middle}, ${to})`;
+  }
+}
+
+/** How values become shares of the colour scale. */
+function scaleOf(low, high) {
+  const largest = Math.max(Math.abs(low), Math.abs(high));
+  if (low < 0 || high === low) return (value) => (largest ? value / largest : 0);
+  return (value) => 0.06 + (0.94 * (value - low)) / (high - low);
+}
+
+class HeatMap {
+  constructor(run, operand, palette, tooltip) {
+    Object.assign(this, { run, operand, palette, tooltip, map: run.map[operand] });
+    this.node = element("figure", {}, this.#caption());
+    if (this.map < 0) {
+      this.node.append(element("p", { className: "absent", textContent: run.has_values ? "not in this file" : "no values: the kernel was traced" }));
+      return;
+    }
+    if (run.hasCells(this.map)) this.#drawing();
+    else this.node.append(element("p", { className: "absent", textContent: "its values are not in this file" }));
+    this.node.append(this.#facts());
+  }
+
+  #caption() {
+    const { run, operand } = this;
+    const role = run.roles[run.role[operand]];
+    const name = run.operands[run.operand[operand]];
+    return element("figcaption", {},
+      element("b", { className: role, textContent: `${role.replace("_", " ")} ${name}` }), " ",
+      element("code", { textContent: run.partText(operand) }), element("br"),
+      element("span", { className: "faint", textContent: `${run.typeText(operand)} ${run.memories[run.tile_memory[run.tile[operand]]].toUpperCase()}` }));
+  }
+
+  #facts() {
+    const { run, map } = this;
+    const [nans, never] = [run.map_nans[map], run.map_unwritten[map]];
+    return element("p", { className: "facts" }, `min ${shortText(run.map_low[map])} · max ${shortText(run.map_high[map])} · mean ${shortText(run.map_mean[map])}`,
+      nans ? " · " : "", nans ? element("span", { className: "nan", textContent: `${nans.toLocaleString("en-US")} NaN` }) : "",
+      never ? " · " : "", never ? element("span", { className: "never", textContent: `${never.toLocaleString("en-US")} never written` }) : "");
+  }
+
+  /** The colours of the cells, between their smallest and largest. */
+  #legend(low, high, share) {
+    const ends = [low, high].map((value) => element("span", { textContent: shortText(value) }));
+    const title = this.cells.exact ? "the elements" : `means of blocks of about ${Math.round((this.rows * this.columns) / (this.down * this.across))} elements`;
+    return element("div", { className: "scale", title }, ends[0], element("i", { style: `background:${this.palette.gradient(share(low), share(high))}` }), ends[1]);
+  }
+
+  #drawing() {
+    const { run, map } = this;
+    [this.down, this.across] = [run.map_down[map], run.map_across[map]];
+    [this.rows, this.columns] = [run.map_rows[map], run.map_columns[map]];
+    const cell = Math.min(LARGEST_CELL, WIDTH / this.across);
+    const width = this.across > 8 ? "100%" : `${Math.max(LEAST_SIDE, Math.round(cell * this.across))}px`;
+    const height = Math.max(LEAST_SIDE, Math.min(MOST_HEIGHT, Math.round(Math.max(cell, 2) * this.down)));
+    this.canvas = element("canvas", {
+      className: "map", tabIndex: 0, role: "img", width: this.across, height: this.down, style: `width:${width};height:${height}px`,
+      "aria-label": `Heat map of ${run.partText(this.operand)}; arrow keys show its values`,
+    });
+    this.canvas.onpointermove = (event) => this.#hover(event);
+    this.canvas.onpointerleave = () => (this.tooltip.hidden = true);
+    this.canvas.onblur = () => (this.tooltip.hidden = true);
+    this.canvas.onkeydown = (event) => this.#key(event);
+    this.node.append(this.canvas);
+    this.ready = run.cells(map).then((cells) => this.#paint(cells));
+  }
+
+  #paint(cells) {
+    this.cells = cells;
+    const { palette } = this;
+    let [low, high] = [Infinity, -Infinity];
+    cells.values.forEach((value, i) => {
+      if (cells.never[i] || !Number.isFinite(value)) return;
+      [low, high] = [Math.min(low, value), Math.max(high, value)];
+    });
+    if (low > high) [low, high] = [0, 0];
+    const share = scaleOf(low, high);
+    const image = new ImageData(this.across, this.down);
+    for (let i = 0; i < cells.values.length; i++) {
+      if (cells.never[i]) continue; // transparent: the hatching behind it shows
+      const value = cells.values[i];
+      const [r, g, b] = Number.isNaN(value) ? palette.nan : palette.at(Number.isFinite(value) ? share(value) : Math.sign(value));
+      image.data.set([r, g, b, 255], 4 * i);
+    }
+    this.canvas.getContext("2d").putImageData(image, 0, 0);
+    this.canvas.after(this.#legend(low, high, share));
+  }
+
+  /** What a cell says: an element and its value, or a block and its mean. */
+  text(row, column) {
+    const { values, never, exact } = this.cells;
+    const i = row * this.across + column;
+    const [top, bottom] = [row, row + 1].map((n) => Math.floor((n * this.rows) / this.down));
+    const [left, right] = [column, column + 1].map((n) => Math.floor((n * this.columns) / this.across));
+    const single = bottom - top === 1 && right - left === 1;
+    const place = single ? this.#index(top, left) : `[${top}:${bottom}, ${left}:${right}]`;
+    if (never[i]) return `${place} ${single ? "never written" : "has elements that were never written"}`;
+    if (exact && single) return `${place} = ${numberText(values[i])}`;
+    return Number.isNaN(values[i]) ? `${place} has NaN` : `${place} mean ${shortText(values[i])}`;
+  }
+
+  /** The index of an element in the operand's own shape. */
+  #index(row, column) {
+    const { run, operand } = this;
+    const [, shape, , indirect] = run.shapes[run.shape[operand]];
+    if (indirect || shape.length < 2) return `[${shape.length < 2 ? column : `${row}, ${column}`}]`;
+    const split = run.tile_memory[run.tile[operand]] === 0 ? shape.length - 1 : 1; // rows are all but the last of HBM
+    const unravel = (number, sizes) => sizes.reduceRight(([found, rest], size) => [[rest % size, ...found], Math.floor(rest / size)], [[], number])[0];
+    return `[${[...unravel(row, shape.slice(0, split)), ...unravel(column, shape.slice(split))].join(", ")}]`;
+  }
+
+  #show(row, column, event) {
+    if (!this.cells) return;
+    this.cursor = [row, column];
+    this.tooltip.textContent = this.text(row, column);
+    showNear(this.tooltip, event);
+  }
+
+  #hover(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const at = (offset, size, cells) => Math.min(cells - 1, Math.max(0, Math.floor((offset / size) * cells)));
+    this.#show(at(event.clientY - box.top, box.height, this.down), at(event.clientX - box.left, box.width, this.across), event);
+  }
+
+  #key(event) {
+    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const [row, column] = this.cursor ?? [0, -1];
+    const next = [Math.min(this.down - 1, Math.max(0, row + move[0])), Math.min(this.across - 1, Math.max(0, column + move[1]))];
+    const box = this.canvas.getBoundingClientRect();
+    this.#show(...next, { clientX: box.left + ((next[1] + 0.5) / this.across) * box.width, clientY: box.top + ((next[0] + 0.5) / this.down) * box.height });
+  }
+}

@@ -1,0 +1,120 @@
+// The run as typed arrays: steps, their operands, tiles and heat maps. See recording.py for the columns.
+
+const [READS, ADDS_TO, WRITES] = [0, 1, 2]; // roles of operands
+const KEPT_CHUNKS = 64; // of cells that stay unpacked
+
+class Run {
+  static async read() {
+    const table = JSON.parse(document.getElementById("run").textContent);
+    const packed = fromBase64(document.getElementById("columns").textContent.trim());
+    return new Run(table, cutColumns(await inflate(packed), table.layout));
+  }
+
+  constructor(table, columns) {
+    Object.assign(this, table, columns);
+    for (const name of ["tile", "begin", "map"]) this[name] = accumulateWhole(columns[name]);
+    this.map = new Int32Array(this.map.buffer); // -1: none
+    this.steps = this.kind.length;
+    this.first = new Uint32Array(this.steps + 1); // operand of each step
+    for (let step = 0; step < this.steps; step++) this.first[step + 1] = this.first[step] + this.views[step];
+    const depths = table.layout.filter(([name]) => /^turn\d+$/.test(name)).length;
+    this.turns = Array.from({ length: depths }, (_, depth) => new Int32Array(accumulateWhole(columns[`turn${depth}`]).buffer));
+    this.kinds = this.kinds.map(([name, engine, file, line]) => ({ name, engine, file, line }));
+    this.chunks = new Map(); // number -> promise of its bytes, the oldest first
+  }
+
+  kindOf(step) {
+    return this.kinds[this.kind[step]];
+  }
+
+  place(step) {
+    const { file, line } = this.kindOf(step);
+    return file < 0 ? "" : `${this.files[file].name}:${line}`;
+  }
+
+  /** The numbers of a step's operands. */
+  *operandsOf(step) {
+    for (let i = this.first[step]; i < this.first[step + 1]; i++) yield i;
+  }
+
+  /** A 1 for every step with an operand for which `wanted(operand, map)`; operands without a map are left out. */
+  stepsWith(wanted) {
+    const on = new Uint8Array(this.steps);
+    for (let step = 0; step < this.steps; step++) {
+      for (let i = this.first[step]; i < this.first[step + 1] && !on[step]; i++) {
+        if (this.map[i] >= 0 && wanted(i, this.map[i])) on[step] = 1;
+      }
+    }
+    return on;
+  }
+
+  hasCells(map) {
+    return map >= 0 && this.map_chunk[map] > 0;
+  }
+
+  /** The cells of a heat map: numbers, NaN, or undefined where nothing was ever written. */
+  async cells(map) {
+    const buffer = await this.#chunk(this.map_chunk[map]);
+    const [start, width, size] = [this.map_start[map], this.map_width[map], this.map_down[map] * this.map_across[map]];
+    const values = new Float64Array(size);
+    const never = new Uint8Array(size);
+    const words = new Uint32Array(buffer, start, width === 8 ? 2 * size : width === 4 ? size : 0);
+    const halves = width === 2 ? new Uint16Array(buffer, start, size) : null;
+    const bits = new Uint32Array(1);
+    const single = new Float32Array(bits.buffer);
+    const doubles = width === 8 ? new Float64Array(buffer, start, size) : null;
+    for (let i = 0; i < size; i++) {
+      if (doubles) [values[i], never[i]] = [doubles[i], words[2 * i + 1] === 0xffffffff];
+      else {
+        bits[0] = halves ? halves[i] << 16 : words[i];
+        [values[i], never[i]] = [single[0], halves ? halves[i] === 0xffff : words[i] === 0xffffffff];
+      }
+    }
+    return { values, never, exact: width > 2 };
+  }
+
+  #chunk(number) {
+    let found = this.chunks.get(number);
+    if (found) this.chunks.delete(number);
+    else found = inflate(fromBase64(document.getElementById(`cells${number}`).textContent));
+    this.chunks.set(number, found);
+    if (this.chunks.size > KEPT_CHUNKS) this.chunks.delete(this.chunks.keys().next().value);
+    return found;
+  }
+
+  /** `tile[0:128, 64]`: which part of its tile an operand is. */
+  partText(operand) {
+    const label = this.labels[this.tile_label[this.tile[operand]]];
+    const [, , part, indirect] = this.shapes[this.shape[operand]];
+    if (indirect) return `${label}[at run time]`;
+    if (!part) return label;
+    let begin = this.begin[operand];
+    const [strides, shape, taken] = part;
+    const texts = strides.map((stride, axis) => {
+      const first = shape[axis] === 1 ? 0 : Math.floor(begin / stride);
+      begin -= first * stride;
+      if (taken[axis] === shape[axis]) return ":";
+      return taken[axis] === 1 ? `${first}` : `${first}:${first + taken[axis]}`;
+    });
+    return `${label}[${texts.join(", ")}]`;
+  }
+
+  typeText(operand) {
+    const [dtype, shape] = this.shapes[this.shape[operand]];
+    return `${dtype}[${shape.join(", ")}]`;
+  }
+}
+
+/** A number as numpy shows a float32: the shortest text that gives it back. */
+function numberText(value) {
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value < 0 ? "-inf" : "inf";
+  if (Math.fround(value) !== value) return String(value);
+  for (let digits = 1; digits < 9; digits++) {
+    const short = Number(value.toPrecision(digits));
+    if (Math.fround(short) === value) return String(short);
+  }
+  return String(Number(value.toPrecision(9)));
+}
+
+const shortText = (value) => (Number.isFinite(value) ? String(Number(value.toPrecision(4))) : numberText(value));
