@@ -32,7 +32,7 @@ def stream(x, rounds):
         nisa.dma_copy(out[row : row + 128, :], total)
     return out
 
-x = np.random.default_rng(0).standard_normal((1024, 256)).astype(np.float32)
+x = np.random.default_rng(0).standard_normal((16384, 256)).astype(np.float32)
 begun = time.process_time()
 shown = nki.show(stream)(x, {steps} // 5)
 seconds = time.process_time() - begun

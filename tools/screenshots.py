@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import sys
+import importlib.util
+import shutil
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT)]
+import nki
 
-import nki  # noqa: E402
-import nki.isa as nisa  # noqa: E402
-import nki.language as nl  # noqa: E402
-from benchmarks.profiler import chromium  # noqa: E402
-
+PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "viewer.png"
 STEP = 13  # of the second tile: scaling
-SIZE = {"width": 1360, "height": 820}
+SIZE = {"width": 1360, "height": 850}
+SOURCE = '''\
+import numpy as np
+import nki
+import nki.isa as nisa
+import nki.language as nl
 
 
 @nki.jit
@@ -39,29 +40,38 @@ def softmax(x):
     return out
 
 
-def reference(x: np.ndarray) -> np.ndarray:
-    """What it should return, in float64."""
+def reference(x):
     powers = np.exp(x - x.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
+'''
+
+
+def page_in(folder: Path) -> Path:
+    """Write the viewer of a softmax of smooth values."""
+    file = folder / "softmax.py"
+    file.write_text(SOURCE, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("softmax", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows, columns = np.meshgrid(np.arange(384), np.arange(64), indexing="ij")
+    noise = np.random.default_rng(0).standard_normal(rows.shape)
+    x = (2 * np.sin(rows / 20) * np.cos(columns / 9) + 0.4 * noise).astype(np.float32)
+    nki.show(module.softmax, reference=module.reference)(x).save(folder / "softmax.html")
+    return folder / "softmax.html"
 
 
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    rows, columns = np.meshgrid(np.arange(384), np.arange(64), indexing="ij")
-    noise = np.random.default_rng(0).standard_normal(rows.shape)
-    x = (2 * np.sin(rows / 20) * np.cos(columns / 9) + 0.4 * noise).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        page = Path(folder) / "softmax.html"
-        nki.show(softmax, reference=reference)(x).save(page)
-        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
-        shown = browser.new_page(viewport=SIZE, color_scheme="light")
-        shown.goto(f"file://{page}")
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        shown = browser.new_page(viewport=SIZE, color_scheme="light")  # type: ignore[arg-type]
+        shown.goto(f"file://{page_in(Path(folder))}#{STEP}")
         shown.wait_for_selector("html[data-ready=yes]")
-        shown.locator(".row.stepped", has_text="nisa.tensor_scalar").locator("code").click()
-        shown.evaluate(f"viewer.at = {STEP - 1}; viewer.drawNow()")
-        shown.mouse.move(0, 0)
-        shown.screenshot(path=ROOT / "docs" / "pictures" / "viewer.png")
+        shown.evaluate("viewer.chooseLine([...viewer.listing.rows.keys()][5])")
+        shown.evaluate("viewer.drawNow()")
+        shown.screenshot(path=PICTURE)
         browser.close()
 
 

@@ -15,6 +15,8 @@ import nki.language as nl
 from nki.testing import first_difference
 from report.test_html import OUTSIDE, Opened, decoded, unwound
 
+pytestmark = pytest.mark.filterwarnings("ignore::nki.NkiWarning")  # a kernel makes NaNs
+
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((256, 24)).astype(np.float32)
 PART = 8
@@ -100,6 +102,11 @@ def test_operands_have_their_role_and_the_users_names(columns):
     ]
 
 
+def test_the_parameters_of_an_instruction_in_place_are_named(columns):
+    rows = range(int(columns.first[1]), int(columns.first[2]))
+    assert [columns.table["operands"][columns.columns["operand"][row]] for row in rows] == ["data", "dst"]
+
+
 def test_an_instruction_in_place_shows_its_operand_as_it_was(columns):
     (_, _, before), (_, _, after) = columns.operands(1)
     low = columns.columns["map_low"]
@@ -170,6 +177,28 @@ def test_run_time_addresses_and_chosen_ones_are_shown():
 
 
 @nki.jit
+def racing(x):
+    """Both cores write the whole result: the call runs twice."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, x)
+    for _ in nl.dynamic_range(0, 3):
+        nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+    nisa.dma_copy(out, tile)
+    return out
+
+
+def test_a_call_that_starts_again_and_its_dynamic_loop_are_recorded_once():
+    shown = nki.show(racing[2], reference=lambda x: x + 3)(X[:128])
+    names = [
+        columns.table["kinds"][kind][0] for columns in [Columns(shown)] for kind in columns.columns["kind"]
+    ]
+    assert names.count("tensor_scalar") == 3 and names.count("dma_copy") == 2
+    assert shown.recording.agreements == [(0, X[:128].size)]
+    assert "core 0 of 2" in shown.recording.summary()
+
+
+@nki.jit
 def nothing(x):
     return nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
 
@@ -201,7 +230,8 @@ def opened(chromium, viewer_file):
     shown = Opened(chromium, viewer_file)
     yield shown
     shown.page.close()
-    assert shown.complaints == [] and shown.requests == [f"file://{viewer_file}"]
+    assert shown.complaints == [] and shown.requests[0] == f"file://{viewer_file}"
+    assert {request.partition("#")[0] for request in shown.requests} == {f"file://{viewer_file}"}
 
 
 def at(shown):
@@ -227,6 +257,11 @@ def test_keys_buttons_and_the_slider_step(opened):
     opened.page.locator("#at").fill("6")
     assert at(opened) == 7
     assert "nisa.dma_copy" in opened.page.inner_text("#what")
+
+
+def test_an_address_names_a_step(opened, viewer_file):
+    opened.page.goto(f"file://{viewer_file}#5")
+    assert at(opened) == 5
 
 
 def test_loop_counters_are_shown_and_step(opened):
@@ -341,7 +376,6 @@ def page_of(chromium, tmp_path):
         assert shown.complaints == []
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_never_written_elements_are_marked(page_of):
     shown = page_of(nki.show(half_written)(X[:128, :8].copy()))
     assert press(shown, "n") == 2 and "never written" in shown.page.inner_text("#count")

@@ -19,7 +19,7 @@ import numpy as np
 CELLS = (4096, 1024, 256)  # of a map, from fine to coarse
 BUDGET = 24 << 20  # bytes of all maps of a page
 MOST_SIDE = 4096  # elements of a side whose blocks are summed by a product, several times as fast
-CHUNK = 1 << 18  # bytes that the page unpacks at once
+CHUNK = 1 << 16  # bytes that the page unpacks at once
 NEVER_WRITTEN = {2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}  # a NaN that no computation gives
 
 

@@ -113,10 +113,6 @@ class Recording:
         """Add the step of an instruction that has run."""
         done = effects(instruction)
         step, site = self.count, instruction.site
-        names = {
-            id(value): name
-            for name, value in zip(instruction.operand_names, instruction.operands(), strict=True)
-        }
         engine = instruction.engine_name()
         kind = (instruction.public or type(instruction).__name__, engine, *self.files.place(site))
         rows = [(view, role) for role in (0, 1) for view in (done.reads, done.adds_to)[role]]
@@ -129,7 +125,7 @@ class Recording:
                 self.writers.note(step + 1, view.bare())
         found += [(view, 2, self._map_of(view, step, always=True)) for view in done.written]
         for view, role, number in found:
-            self._add(step, view, role, names.get(id(view), ""), number)
+            self._add(step, view, role, _operand_name(instruction, view, role > 0), number)
         self._kind.append(self._kinds(kind))
         self.handles.append(_number(instruction))
 
@@ -137,16 +133,21 @@ class Recording:
         return self._known.get(view.storage, {}).get(_key(view), NO_MAP)
 
     def _map_of(self, view: View, step: int, always: bool) -> int:
-        """Return the map of what a view holds now; of what is only read, at steps with maps alone."""
+        """Return the map of what a view holds now.
+
+        What is only read has one at steps with maps, or where a part of it was never written.
+        """
         maps, number = self.maps, self._known_map(view)
         sampled = maps.sampled(step)
-        if self.values is None or number == NO_MAP and not (always or sampled):
+        if self.values is None:
             return NO_MAP
         if number != NO_MAP and (not sampled or maps.cells[number] is not None):
             maps.use(number, step)
             return number
         shown = view if view.indirection is None else whole(view.storage, None)
         values, unwritten = self.values(shown)
+        if not (always or sampled or unwritten is not None):
+            return NO_MAP
         matrix = _numbers(values, shown)
         mask = None if unwritten is None else unwritten.reshape(matrix.shape)
         if number != NO_MAP:
@@ -268,6 +269,13 @@ class Recording:
             for (tile, _), at in zip(chosen, first_fit(lives), strict=True):
                 found[tile] = at
         return found
+
+
+def _operand_name(instruction: Instruction, view: View, written: bool) -> str:
+    """Return the parameter that a view was given for; "" for a part of one, or an index tile."""
+    names = instruction.operand_names
+    places = instruction.write_at if written else instruction.read_at
+    return next((names[i] for i in places if getattr(instruction, names[i]) is view), "")
 
 
 def _number(instruction: Instruction) -> int:

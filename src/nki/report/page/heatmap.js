@@ -55,7 +55,7 @@ class HeatMap {
   #facts() {
     const { run, map } = this;
     const [nans, never] = [run.map_nans[map], run.map_unwritten[map]];
-    return element("p", { className: "facts" }, `min ${shortText(run.map_low[map])} · max ${shortText(run.map_high[map])} · mean ${shortText(run.map_mean[map])}`,
+    return element("p", { className: "facts" }, `min ${shortText(run.map_low[map])}  max ${shortText(run.map_high[map])}  mean ${shortText(run.map_mean[map])}`,
       nans ? " · " : "", nans ? element("span", { className: "nan", textContent: `${nans.toLocaleString("en-US")} NaN` }) : "",
       never ? " · " : "", never ? element("span", { className: "never", textContent: `${never.toLocaleString("en-US")} never written` }) : "");
   }

@@ -1,7 +1,7 @@
 // The run as typed arrays: steps, their operands, tiles and heat maps. See recording.py for the columns.
 
 const [READS, ADDS_TO, WRITES] = [0, 1, 2]; // roles of operands
-const KEPT_CHUNKS = 64; // of cells that stay unpacked
+const KEPT_CHUNKS = 256; // of cells that stay unpacked
 
 class Run {
   static async read() {

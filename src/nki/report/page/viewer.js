@@ -23,6 +23,8 @@ class Viewer {
     this.#keys();
     followTheme(() => this.#recolor());
     new ResizeObserver(() => this.redraw()).observe(byId("memories"));
+    addEventListener("hashchange", () => this.#goToHash());
+    this.#goToHash();
     this.drawNow();
   }
 
@@ -32,6 +34,12 @@ class Viewer {
   go(step) {
     this.at = Math.max(0, Math.min(this.run.steps - 1, step));
     this.redraw();
+  }
+
+  /** `page.html#412` opens at step 412. */
+  #goToHash() {
+    const [, step] = /^#(\d+)$/.exec(location.hash) ?? [];
+    if (step) this.go(step - 1);
   }
 
   redraw() {
@@ -136,16 +144,20 @@ class Viewer {
       context.fillStyle = color(engine === "dma" ? "load" : MARK_ENGINES.has(engine) ? engine : "sync");
       context.fillRect(x, 14, Math.ceil(wide), height - 14);
     }
-    const mark = (step, top, tall) => context.fillRect((step / run.steps) * width, top, Math.max(1.5, wide), tall);
-    context.fillStyle = color("link");
-    for (const step of this.hits) mark(step, 9, 4);
-    for (const [name, condition] of Object.entries(this.breaks.conditions)) {
-      context.fillStyle = color(MARKS[name]);
-      condition.steps.forEach((set, step) => set && mark(step, 1, 7));
-    }
-    context.fillStyle = color("accent");
+    const mark = (name, top, tall, wanted) => {
+      context.fillStyle = color(name);
+      for (let step = 0, last = -1; step < run.steps; step++) {
+        const x = Math.floor((step / run.steps) * width);
+        if (x === last || !wanted(step)) continue; // one mark for each pixel
+        context.fillRect(x, top, Math.max(1.5, wide), tall);
+        last = x;
+      }
+    };
+    const hits = new Set(this.hits);
+    mark("link", 9, 4, (step) => hits.has(step));
+    for (const [name, { steps }] of Object.entries(this.breaks.conditions)) mark(MARKS[name], 1, 7, (step) => steps[step]);
     const lines = run.kinds.map(({ file, line }) => this.breaks.lines.has(`${file}:${line}`));
-    if (this.breaks.lines.size) for (let step = 0; step < run.steps; step++) if (lines[run.kind[step]]) mark(step, 1, 3);
+    mark("accent", 1, 3, (step) => lines[run.kind[step]]);
     return canvas;
   }
 

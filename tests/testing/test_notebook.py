@@ -8,7 +8,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.report.steps import Steps
+from nki.report.viewer import Viewer
 
 
 @nki.jit
@@ -52,7 +52,7 @@ def test_a_cell_runs_and_its_last_call_is_profiled(shell):
 
 
 def test_a_cell_is_shown(shell):
-    assert isinstance(shell.magics["nki_show"]("", "copied(np.ones((2, 2), np.float32))"), Steps)
+    assert isinstance(shell.magics["nki_show"]("", "copied(np.ones((2, 2), np.float32))"), Viewer)
 
 
 @pytest.mark.parametrize("code, said", [("x = 1", "no call"), ("len([1])", "no kernel"), ("", "no call")])
