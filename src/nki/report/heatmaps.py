@@ -71,11 +71,12 @@ def figures_of(values: np.ndarray, unwritten: np.ndarray | None) -> Figures:
     if nans:
         known = known[~np.isnan(known)]
     never = 0 if unwritten is None else int(np.count_nonzero(unwritten))
+    rows, columns = values.shape
     if not known.size:
-        return Figures(*values.shape, np.nan, np.nan, np.nan, nans, never)
+        return Figures(rows, columns, np.nan, np.nan, np.nan, nans, never)
     with np.errstate(invalid="ignore"):
         mean = float(known.mean(dtype=np.float64))
-    return Figures(*values.shape, float(known.min()), float(known.max()), mean, nans, never)
+    return Figures(rows, columns, float(known.min()), float(known.max()), mean, nans, never)
 
 
 def grid(rows: int, columns: int, most: int) -> tuple[int, int]:
@@ -90,7 +91,8 @@ def coarsened(cells: Cells, most: int) -> Cells:
     values, unwritten, _ = cells
     if values.size <= most:
         return cells
-    sides = list(zip(values.shape, grid(*values.shape, most), strict=True))
+    rows, columns = values.shape
+    sides = list(zip(values.shape, grid(rows, columns, most), strict=True))
     if unwritten is None and max(values.shape) <= MOST_SIDE and np.isfinite(values).all():
         down, across = (_means(*side) for side in sides)
         return Cells(down @ np.asarray(values, np.float32) @ across.T, None, False)

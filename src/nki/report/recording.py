@@ -262,10 +262,11 @@ class Recording:
         found = np.zeros(len(self._lives), np.int64)
         for buffer in (SBUF, PSUM):
             chosen = [(tile, s) for s, tile in self._tiles.items() if s.buffer is buffer]
-            lives = [
-                (*self._lives[tile], s.taken(self.machine), s.address[1] if s.address else None)
-                for tile, s in chosen
-            ]
+            lives = []
+            for tile, storage in chosen:
+                first, last = self._lives[tile]
+                size = max(storage.pitch, storage.taken(self.machine))
+                lives.append((first, last, size, storage.address[1] if storage.address else None))
             for (tile, _), at in zip(chosen, first_fit(lives), strict=True):
                 found[tile] = at
         return found

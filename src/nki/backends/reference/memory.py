@@ -226,8 +226,8 @@ class Memory:
         if self.is_written(view):
             return None
         assert self.map is not None
-        region = ~self.map.region(view)
-        return region.any(-1) if region.ndim > len(view.shape) else region
+        region = self.map.region(view)
+        return np.logical_not(region if region.ndim == len(view.shape) else region.all(-1))
 
     def poison(self) -> None:
         """Fill everything with poison."""

@@ -175,7 +175,7 @@ class PlacedMemory(Memory):
         return bool(self._ever_written(view, shift, where)[... if where is None else where].all())
 
     def unwritten(self, view: View) -> np.ndarray | None:
-        return None if self.is_written(view) else ~self._ever_written(view, 0, ()).all(-1)
+        return None if self.is_written(view) else np.logical_not(self._ever_written(view, 0, ()).all(-1))
 
     def _check_written(self, view: View, shift: int, where: object) -> None:
         if not self.is_written(view, shift, where):
