@@ -6,6 +6,7 @@ from nki import TensorSpec
 from nkilib.core.rmsnorm.rmsnorm_mx_prefill import rmsnorm_mx_prefill
 from nkilib.core.subkernels.rmsnorm_mx_quantize_tkg import rmsnorm_mx_quantize_tkg
 from nkilib.core.utils.common_types import RouterActFnType
+from nkilib.experimental.qkv.qkv_cte_mla import qkv_mla_mx, qkv_mla_mx_deepseek_v4
 
 from . import Case
 
@@ -72,7 +73,76 @@ def norm_decode(tokens: int, hidden: int) -> Case:
     )
 
 
+def weights(name: str, rows: int, columns: int) -> dict[str, TensorSpec]:
+    """Return MX weights with a scale for 128 x 128 elements."""
+    return {
+        f"{name}_hbm": fp8x4(rows // 4, columns),
+        f"{name}_scale_hbm": codes(rows // 128, -(-columns // 128)),
+    }
+
+
+def projections(tokens: int, heads: int) -> Case:
+    """QKV of DeepSeek V3: ranks 1536 and 512, heads of 128 + 64, values of 128."""
+    first, q, kv = 1536 + 512 + 64, heads * 192, heads * 256
+    arguments = {
+        "x_hbm": bf16(1, tokens, HIDDEN),
+        "q_norm_gamma_hbm": bf16(1, 1536),
+        "kv_norm_gamma_hbm": bf16(1, 512),
+        "cos_cache_hbm": bf16(1, tokens, 64),
+        "sin_cache_hbm": bf16(1, tokens, 64),
+        "n_heads": heads,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "kv_lora_rank": 512,
+        "qk_lora_rank": 1536,
+    }
+    macs = HIDDEN * first + 1536 * q + 512 * kv
+    return Case(
+        "qkv_mla_mx",
+        f"{tokens}x{HIDDEN}, {heads} heads",
+        qkv_mla_mx,
+        arguments | weights("wqkv_a", HIDDEN, first) | weights("wq_b", 1536, q) | weights("wkv_b", 512, kv),
+        hbm_bytes=macs + 2 * tokens * (HIDDEN + heads * (192 + 192 + 128)),
+        flops={"mxfp8": 2.0 * tokens * macs},
+        lnc=2,
+        platform="trn3",
+    )
+
+
+def projections_v4(tokens: int, heads: int) -> Case:
+    """QKV of DeepSeek V4: rank 1024, heads and the shared latent of 512, 64 of them rotated."""
+    first, q = 1024 + 512, heads * 512
+    arguments = {
+        "x_hbm": bf16(1, tokens, 4096),
+        "q_norm_gamma_hbm": bf16(1, 1024),
+        "kv_norm_gamma_hbm": bf16(1, 512),
+        "cos_cache_hbm": bf16(1, tokens, 64),
+        "sin_cache_hbm": bf16(1, tokens, 64),
+        "n_heads": heads,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "kv_lora_rank": 448,
+        "qk_lora_rank": 1024,
+    }
+    macs = 4096 * first + 1024 * q
+    return Case(
+        "qkv_mla_mx_deepseek_v4",
+        f"{tokens}x4096, {heads} heads",
+        qkv_mla_mx_deepseek_v4,
+        arguments | weights("wqkv", 4096, first) | weights("wq_b", 1024, q),
+        hbm_bytes=macs + 2 * tokens * (4096 + q + 512),
+        flops={"mxfp8": 2.0 * tokens * macs},
+        lnc=2,
+        platform="trn3",
+    )
+
+
 CASES = [
+    projections(2048, 16),
+    projections(1024, 128),
+    projections_v4(2048, 16),
+    projections_v4(1024, 64),
     norm_prefill(2048),
     norm_prefill(2048, 256),
     norm_decode(128, HIDDEN),

@@ -239,6 +239,13 @@ TABLE = [
         also="layernorm normalization mxfp8 router gating mixture of experts deepseek",
     ),
     CatalogueRow(
+        "qkv-cte-mla",
+        "experimental.qkv.qkv_cte_mla",
+        "qkv_mla_mx qkv_mla_mx_deepseek_v4",
+        "2.31",
+        also="mla latent attention deepseek projection mxfp8 prefill",
+    ),
+    CatalogueRow(
         HELPER,
         "core.subkernels.rmsnorm_mx_quantize_tkg",
         "rmsnorm_mx_quantize_tkg",

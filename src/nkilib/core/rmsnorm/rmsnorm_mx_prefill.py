@@ -32,9 +32,10 @@ from nkilib.core.utils.mx_layout import LANES, TILE
 from nkilib.core.utils.mx_rows import (
     check_mx,
     element_dtype,
-    even_columns,
+    new_operand,
     pack_rows,
-    quantize_columns,
+    quantize_into,
+    rows_to_columns,
     scale_columns,
 )
 from nkilib.core.utils.projection_results import broadcast_row
@@ -237,11 +238,11 @@ class PrefillNorm(nl.NKIObject):
         rms_norm(normal, self.load_rows(start, end), self.gamma, self.eps, self.actual)
         if self.normal is not None:
             nisa.dma_copy(self.normal[start:end], normal)
-        columns = even_columns(normal, count)
+        columns = rows_to_columns(normal)
+        quantized = new_operand(self.size, count, None, self.dtype, self.shared)
+        quantize_into(quantized, 0, 0, columns)
         packed = nl.ndarray((count, self.row), self.packed.dtype, buffer=nl.sbuf)
-        pack_rows(
-            packed[:, 0 : self.start_of_affinities], quantize_columns(columns, None, self.dtype, self.shared)
-        )
+        pack_rows(packed[:, 0 : self.start_of_affinities], quantized)
         if self.router is not None:
             self.route(columns, packed, start, end)
         nisa.dma_copy(self.packed[start:end], packed)

@@ -19,7 +19,7 @@ from nkilib.core.utils.mx_weight_loads import SCALE_ROWS, SHARING
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.transposes import transpose_rows
+from nkilib.core.utils.transposes import rows_in, transpose_rows
 from nkilib.core.utils.types import DTypeLike, Tensor
 
 ELEMENTS = ((nl.float8_e4m3fn_x4, nl.float8_e4m3fn), (nl.float8_e5m2_x4, nl.float8_e5m2))
@@ -47,40 +47,57 @@ def scale_columns(size: int, shared: bool = True) -> int:
 # ---- rows to operands ----------------------------------------------------------------------------
 
 
-def even_columns(rows: Tensor, count: int) -> Tensor:
-    """rows [n, K] in 16 bits, transposed: [128, K / 128, count], column 512 t + 4 p + q at [p, 4 t + q].
-
-    The tokens from n up to `count` are zeros.
-    """
-    columns = nl.ndarray((PMAX, rows.shape[1] // PMAX, count), rows.dtype, buffer=nl.sbuf)
-    if count > rows.shape[0]:
-        nisa.memset(columns[:, :, rows.shape[0] : count], 0.0)
-    transpose_rows(columns, 0, 0, rows, LANES)
-    return columns
-
-
-def quantize_columns(
-    columns: Tensor, ones: Tensor | None = None, dtype: DTypeLike = nl.float8_e4m3fn_x4, shared: bool = True
+def new_operand(
+    size: int,
+    tokens: int,
+    ones: Tensor | None = None,
+    dtype: DTypeLike = nl.float8_e4m3fn_x4,
+    shared: bool = True,
 ) -> MxTokens:
-    """MX words [128, tiles, tokens] of columns [128, 4 tiles, tokens]; scales of four tiles may be shared."""
-    tiles, tokens = columns.shape[1] // LANES, columns.shape[2]
-    sharing = SHARING if shared else 1
-    lanes = columns.reshape((PMAX, tiles, LANES, tokens)).permute((0, 1, 3, 2))
+    """Words [128, size / 512, tokens] and their scales, of which those of four tiles may share partitions."""
+    tiles, sharing = size // TILE, SHARING if shared else 1
     words = nl.ndarray((PMAX, tiles, tokens), dtype, buffer=nl.sbuf)
     scales = nl.ndarray((PMAX, div_ceil(tiles, sharing), tokens), nl.uint8, buffer=nl.sbuf)
-    if not shared:
-        nisa.quantize_mx(words, lanes, scales)
-        return MxTokens(words, scales, ones)
     nisa.memset(scales, 0)
-    for tile in range(tiles):
-        place = scales[SCALE_ROWS * (tile % sharing) :, tile // sharing, :]
-        nisa.quantize_mx(words[:, tile, :], lanes[:, tile], place)
     return MxTokens(words, scales, ones, sharing=sharing)
 
 
-def quantize_rows_mx(rows: Tensor, ones: Tensor) -> MxTokens:
-    """Rows [n, K] in 16 bits as the stationary operand of a product: an even number of tokens."""
-    return quantize_columns(even_columns(rows, rows.shape[0] + rows.shape[0] % 2), ones)
+def rows_to_columns(rows: Tensor, count: int | None = None, adjacent: int = LANES) -> Tensor:
+    """rows [n, K] in 16 bits, transposed: [128, K / 128, count], column 512 t + 4 p + q at [p, 4 t + q].
+
+    The tokens from n up to `count` are zeros. With `adjacent` 1, column 512 t + 128 q + p is there.
+    """
+    count = rows.shape[0] if count is None else count
+    columns = nl.ndarray((PMAX, rows.shape[1] // PMAX, count), rows.dtype, buffer=nl.sbuf)
+    if count > rows.shape[0]:
+        nisa.memset(columns[:, :, rows.shape[0] : count], 0.0)
+    transpose_rows(columns, 0, 0, rows, adjacent)
+    return columns
+
+
+def quantize_into(x: MxTokens, tile: int, token: int, columns: Tensor) -> None:
+    """Columns [128, 4 tiles, tokens] as tiles `tile` ... and tokens `token` ... of an operand."""
+    tiles, tokens = columns.shape[1] // LANES, columns.shape[2]
+    last = token + tokens
+    lanes = columns.reshape((PMAX, tiles, LANES, tokens)).permute((0, 1, 3, 2))
+    if x.sharing == 1:
+        places = x.scales[:, tile : tile + tiles, token:last]
+        nisa.quantize_mx(x.words[:, tile : tile + tiles, token:last], lanes, places)
+        return
+    for i in range(tiles):
+        at = tile + i
+        place = x.scales[SCALE_ROWS * (at % x.sharing) :, at // x.sharing, token:last]
+        nisa.quantize_mx(x.words[:, at, token:last], lanes[:, i], place)
+
+
+def quantize_rows_mx(rows: list, ones: Tensor, shared: bool = True) -> MxTokens:
+    """Rows, tiles [n <= 128, K] in 16 bits, as an operand with an even number of tokens."""
+    tokens = rows_in(rows)
+    x = new_operand(rows[0].shape[1], tokens + tokens % 2, ones, shared=shared)
+    for i in range(len(rows)):
+        count = rows[i].shape[0]
+        quantize_into(x, 0, i * PMAX, rows_to_columns(rows[i], count + count % 2))
+    return x
 
 
 # ---- packed rows ---------------------------------------------------------------------------------
@@ -103,19 +120,18 @@ def pack_rows(packed: Tensor, x: MxTokens) -> None:
         nisa.tensor_copy(codes[:, block * PMAX : (block + 1) * PMAX], bank)
 
 
-def unpack_rows(packed: Tensor, size: int, ones: Tensor) -> MxTokens:
-    """Rows [n, K + scale columns] with shared scales as an operand with an even number of tokens."""
-    count = packed.shape[0]
-    even, tiles = count + count % 2, size // TILE
-    words = nl.ndarray((PMAX, tiles, even), nl.float8_e4m3fn_x4, buffer=nl.sbuf)
-    scales = nl.ndarray((PMAX, div_ceil(tiles, SHARING), even), nl.uint8, buffer=nl.sbuf)
-    if even > count:
-        nisa.memset(words.view(nl.uint32)[:, :, count:even], 0)
-        nisa.memset(scales[:, :, count:even], 0)
-    transpose_rows(words.view(nl.float32), 0, 0, packed[:, 0:size].view(nl.float32))
-    codes = packed[:, size : size + scale_columns(size)].view(nl.uint8)
-    for block in range(scales.shape[1]):
-        bank = nl.ndarray((PMAX, count), nl.uint16, buffer=nl.psum)
-        nisa.nc_transpose(bank, codes[:, block * PMAX : (block + 1) * PMAX])
-        nisa.tensor_copy(scales[:, block, 0:count], bank)
-    return MxTokens(words, scales, ones, sharing=SHARING)
+def unpack_rows(packed: list, size: int, ones: Tensor) -> MxTokens:
+    """Rows, tiles [n <= 128, K + scale columns] as an operand with an even number of tokens."""
+    tokens = rows_in(packed)
+    x = new_operand(size, tokens + tokens % 2, ones)
+    if tokens % 2 == 1:
+        nisa.memset(x.words.view(nl.uint32)[:, :, tokens : tokens + 1], 0)
+    for i in range(len(packed)):
+        rows, token = packed[i], i * PMAX
+        transpose_rows(x.words.view(nl.float32), 0, token, rows[:, 0:size].view(nl.float32))
+        codes = rows[:, size : size + scale_columns(size)].view(nl.uint8)
+        for block in range(x.scales.shape[1]):
+            bank = nl.ndarray((PMAX, rows.shape[0]), nl.uint16, buffer=nl.psum)
+            nisa.nc_transpose(bank, codes[:, block * PMAX : (block + 1) * PMAX])
+            nisa.tensor_copy(x.scales[:, block, token : token + rows.shape[0]], bank)
+    return x

@@ -137,15 +137,15 @@ def load_compact_scales(source: Tensor, column: int, columns: int, tiles: Tiles 
     count, quadrants = source.shape[0], source.shape[1]
     first, last = column // BLOCK, div_ceil(column + columns, BLOCK)
     few = new_tile(tiles, (PMAX, count, last - first), nl.uint8)
+    nisa.memset(few, ONE)  # partitions between those of the quadrants are copied too
     plain = source if source.dtype == nl.uint8 else source.view(nl.uint8)
     for quadrant in range(quadrants):
         part = plain[:, quadrant, first:last].expand_dim(0).broadcast(0, SCALE_ROWS)
         nisa.dma_copy(few[QUADRANT * quadrant : QUADRANT * quadrant + SCALE_ROWS], part)
     wide = new_tile(tiles, (PMAX, count, (last - first) * BLOCK), nl.uint8)
-    for quadrant in range(quadrants):
-        start, end = QUADRANT * quadrant, QUADRANT * quadrant + SCALE_ROWS
-        spread = few[start:end].expand_dim(3).broadcast(3, BLOCK)
-        nisa.tensor_copy(wide[start:end].reshape((SCALE_ROWS, count, last - first, BLOCK)), spread)
+    spread = few.expand_dim(3).broadcast(3, BLOCK)
+    by_block = wide.reshape((PMAX, count, last - first, BLOCK))
+    nisa.tensor_copy(by_block, spread, engine=nisa.gpsimd_engine)  # which has nothing else to do
     return WeightScales([wide], count, first * BLOCK)
 
 

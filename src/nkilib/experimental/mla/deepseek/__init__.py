@@ -1,0 +1,1 @@
+"""Multi-head latent attention of DeepSeek V3.2, for prefill."""

@@ -1,0 +1,1 @@
+"""QKV projections of particular models."""
