@@ -6,6 +6,8 @@ from nki import TensorSpec
 from nkilib.core.rmsnorm.rmsnorm_mx_prefill import rmsnorm_mx_prefill
 from nkilib.core.subkernels.rmsnorm_mx_quantize_tkg import rmsnorm_mx_quantize_tkg
 from nkilib.core.utils.common_types import RouterActFnType
+from nkilib.experimental.mla.deepseek.mla_qkv_cte import mla_qkv_cte_kernel
+from nkilib.experimental.mla.deepseek.mla_vup_oproj_cte import mla_vupmx_oproj_cte_kernel
 from nkilib.experimental.qkv.qkv_cte_mla import qkv_mla_mx, qkv_mla_mx_deepseek_v4
 
 from . import Case
@@ -138,7 +140,60 @@ def projections_v4(tokens: int, heads: int) -> Case:
     )
 
 
+def absorbed(tokens: int, heads: int) -> Case:
+    """QKV of packed rows, with queries lifted to the latents."""
+    first, q = 1536 + 512 + 64, heads * 192
+    arguments = {
+        "x_hbm_mx": TensorSpec((1, tokens, HIDDEN + 512), "float8_e4m3fn"),
+        "q_norm_gamma_hbm": bf16(1, 1536),
+        "kv_norm_gamma_hbm": bf16(1, 512),
+        "wuk_hbm": bf16(128, heads * 512),
+        "cos_cache_hbm": bf16(1, tokens, 64),
+        "sin_cache_hbm": bf16(1, tokens, 64),
+        "n_heads": heads,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "kv_lora_rank": 512,
+        "qk_lora_rank": 1536,
+    }
+    macs = HIDDEN * first + 1536 * q
+    return Case(
+        "mla_qkv_cte_kernel",
+        f"{tokens}x{HIDDEN}, {heads} heads",
+        mla_qkv_cte_kernel,
+        arguments | weights("wqkv_a", HIDDEN, first) | weights("wq_b", 1536, q),
+        hbm_bytes=macs + 2 * heads * 128 * 512 + tokens * (HIDDEN + 2 * heads * 576 + 2 * 576),
+        flops={"mxfp8": 2.0 * tokens * macs, "bfloat16": 2.0 * tokens * heads * 128 * 512},
+        lnc=2,
+        platform="trn3",
+    )
+
+
+def values_and_output(tokens: int, heads: int) -> Case:
+    macs = heads * (512 * 128 + 128 * HIDDEN)
+    return Case(
+        "mla_vupmx_oproj_cte_kernel",
+        f"{tokens} tokens, {heads} heads to {HIDDEN}",
+        mla_vupmx_oproj_cte_kernel,
+        {
+            "out_attn_hbm": bf16(1, tokens, heads * 512),
+            "wuv_qtz_hbm": fp8x4(heads * 128, 128),
+            "wuv_scale_hbm": codes(heads * 4, 1),
+            "wo_qtz_hbm": fp8x4(heads * 32, HIDDEN),
+            "wo_scale_hbm": codes(heads, HIDDEN // 128),
+        },
+        hbm_bytes=macs + 2 * tokens * (heads * 512 + HIDDEN),
+        flops={"mxfp8": 2.0 * tokens * macs},
+        lnc=2,
+        platform="trn3",
+    )
+
+
 CASES = [
+    absorbed(2048, 16),
+    absorbed(1024, 128),
+    values_and_output(2048, 16),
+    values_and_output(1024, 128),
     projections(2048, 16),
     projections(1024, 128),
     projections_v4(2048, 16),

@@ -246,6 +246,20 @@ TABLE = [
         also="mla latent attention deepseek projection mxfp8 prefill",
     ),
     CatalogueRow(
+        "mla-qkv-cte",
+        "experimental.mla.deepseek.mla_qkv_cte",
+        "mla_qkv_cte_kernel",
+        "2.32",
+        also="mla latent attention deepseek projection mxfp8 prefill absorbed",
+    ),
+    CatalogueRow(
+        "mla-vup-oproj-cte",
+        "experimental.mla.deepseek.mla_vup_oproj_cte",
+        "mla_vupmx_oproj_cte_kernel",
+        "2.32",
+        also="mla latent attention deepseek output projection mxfp8 prefill",
+    ),
+    CatalogueRow(
         HELPER,
         "core.subkernels.rmsnorm_mx_quantize_tkg",
         "rmsnorm_mx_quantize_tkg",

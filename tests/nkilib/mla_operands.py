@@ -48,3 +48,12 @@ def tables(b, s, d, seed=8):
     angle = np.random.default_rng(seed).uniform(-3, 3, (b, s, d // 2)).repeat(2, axis=0)[:b]
     angle = np.concatenate([angle, angle], axis=-1)
     return [f(angle).astype(ml_dtypes.bfloat16) for f in (np.cos, np.sin)]
+
+
+def packed_tokens(x):
+    """x [B, S, H] as rmsnorm_mx_prefill packs rows, and the numbers that they stand for."""
+    flat = x.reshape(-1, x.shape[-1])
+    emulated = mx_emulation.quantized(flat, scheme="1x32")
+    scales = mx_emulation.stored_scales(emulated.scales, packed=True).T
+    rows = np.concatenate([emulated.codes, scales], axis=1)
+    return rows.view(ml_dtypes.float8_e4m3fn).reshape(*x.shape[:2], -1), emulated.values.reshape(x.shape)

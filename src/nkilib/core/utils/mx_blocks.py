@@ -23,9 +23,11 @@ from nkilib.core.utils.types import DTypeLike, Tensor
 SLAB_BYTES = 12 * 1024  # of scales in each partition that are in SBUF at a time
 
 
-def block_weights(name: str, words: Tensor, scales: Tensor, size: int, columns: int) -> MxWeights:
-    """Check weights [size / 4, columns] and their scales `name`_scale; return them by tiles."""
-    words_name, scale_name = f"{name}_hbm", f"{name}_scale_hbm"
+def block_weights(
+    name: str, words: Tensor, scales: Tensor, size: int, columns: int, words_name: str = ""
+) -> MxWeights:
+    """Check weights [size / 4, columns] and their scales `name`_scale_hbm; return them by tiles."""
+    words_name, scale_name = words_name or f"{name}_hbm", f"{name}_scale_hbm"
     kernel_assert(
         size % TILE == 0, f"{words_name}: got a contraction of {size}, MX takes multiples of {TILE}"
     )
