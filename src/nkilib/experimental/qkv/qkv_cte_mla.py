@@ -172,7 +172,7 @@ def qkv_mla_mx_deepseek_v4(
         queries = quantize_rows_mx(normalized(rows, 0, q_gamma, norm_eps), ones)
         results = QueryRows(q, qk_rope_head_dim, start, count, angles, norm_eps)
         project_heads(queries, count, second, n_heads, head_dim, results)
-        latents = []
+        latents: list = []
         for tile in normalized(rows, qk_lora_rank, kv_gamma, norm_eps):
             by_head, pair = tile.expand_dim(1), angles[len(latents)]
             rotated = by_head[:, :, kv_lora_rank:]

@@ -152,7 +152,7 @@ def check_export(words: Tensor | None, scales: Tensor | None, tokens: int, rank:
         (words is None) == (scales is None),
         "qr_scale_hbm: expected together with qr_qtz_hbm, and not without",
     )
-    if words is None:
+    if words is None or scales is None:
         return
     shape = (div_ceil(tokens, PMAX), PMAX, rank // TILE, PMAX)
     assert_shape(words, shape, "qr_qtz_hbm")
