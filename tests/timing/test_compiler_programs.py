@@ -1,6 +1,7 @@
 """Transformed programs compute what the program computes, bit for bit."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,11 +123,21 @@ def step(x, out, wide, narrow, banks, what, i, j):
     elif what == "store":
         nisa.dma_copy(out[128 * i : 128 * i + 128, columns], narrow[j % 3])
         nisa.dma_copy(narrow[j % 3], out[128 * i : 128 * i + 128, columns])
+    elif what == "kept":
+        kept = nl.ndarray((4 * 128, 64), nl.float32, buffer=nl.hbm)
+        for part in range(3):
+            nisa.dma_copy(kept[128 * part : 128 * part + 128], narrow[part % 3])
+        for part in range(3):
+            fresh, double = tile((128, 64)), tile((128, 64))
+            nisa.dma_copy(fresh, kept[128 * part : 128 * part + 128])
+            nisa.tensor_tensor(double, fresh, narrow[i], nl.maximum)
+            nisa.dma_copy(kept[128 * (part + j % 2) : 128 * (part + j % 2) + 128], double)
+        nisa.dma_copy(narrow[i], kept[128 : 2 * 128])
 
 
 KINDS = (
     "load", "reload", "zero", "zero again", "matmul", "transpose", "products", "scores", "copy", "again",
-    "store", "rows", "blocks",
+    "store", "rows", "blocks", "kept",
 )  # fmt: skip
 STEPS = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=25
@@ -177,6 +188,66 @@ def test_each_transformation_can_be_left_out():
     for name in everything:
         assert name not in check(steps, [name])
     assert check(steps, ["all"]) == {}
+
+
+def traced(body):
+    """A transformed program of a kernel with the argument [1024, 512] in float32."""
+    with target("trn2"):
+        return replace(nki.jit(body).trace(nki.TensorSpec((1024, 512), "float32")), transformed=True)
+
+
+def there_and_back(step):
+    """A kernel that keeps blocks of rows in HBM, and writes each back to the block `step` rows later."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 512), nl.float32, buffer=nl.shared_hbm)
+        kept = nl.ndarray((5 * 128, 512), nl.float32, buffer=nl.hbm)
+        for i in range(4):
+            nisa.dma_copy(block := tile((128, 512)), x[128 * i : 128 * i + 128])
+            nisa.dma_copy(kept[128 * i : 128 * i + 128], block)
+        for i in range(4):
+            nisa.dma_copy(block := tile((128, 512)), kept[128 * i : 128 * i + 128])
+            nisa.activation(root := tile((128, 512)), nl.sqrt, block)
+            nisa.dma_copy(kept[128 * i + step : 128 * i + step + 128], root)
+        nisa.dma_copy(last := tile((128, 512)), kept[:128])
+        nisa.dma_copy(out, last)
+        return out
+
+    return kernel
+
+
+def transfers(timeline):
+    return Counter(one.mode for one in timeline.cores[0].transfers.values())
+
+
+def test_what_a_kernel_keeps_in_hbm_travels_by_hardware_descriptors():
+    assert transfers(schedule(traced(there_and_back(0)))) == {"software": 3, "hardware": 7}
+    with nki.options(without=("hardware-descriptors",)):
+        assert transfers(schedule(traced(there_and_back(0)))) == {"software": 10}
+
+
+def test_transfers_are_merged_past_others_of_the_same_tensor_unless_these_touch_their_bytes():
+    merged = [schedule(traced(there_and_back(step))).plans[0].transformations for step in (0, 128)]
+    assert [found["merged-transfers"] for found in merged] == [8, 4]
+
+
+def products(columns):
+    """A kernel that copies eight products of so many columns out of PSUM."""
+
+    def kernel(x):
+        nisa.dma_copy(block := tile((128, 512)), x[:128])
+        for i in range(8):
+            nisa.nc_matmul(bank := tile((128, columns), buffer=nl.psum), block[:, :128], block[:, :columns])
+            nisa.tensor_copy(copy := tile((128, columns)), bank)
+            nisa.dma_copy(x[128 * i : 128 * i + 128, :columns], copy)
+
+    return kernel
+
+
+@pytest.mark.parametrize(("columns", "engines"), [(512, "scalar vector " * 4), (128, "scalar " * 8)])
+def test_scalar_engine_copies_products_and_vector_engine_those_it_would_be_late_for(columns, engines):
+    copies = [op for op in schedule(traced(products(columns))).operations if op.instruction.public == "tensor_copy"]
+    assert [op.kind for op in copies] == engines.split()
 
 
 def test_a_program_runs_as_written_unless_the_compiler_transforms_it():

@@ -59,6 +59,10 @@ class TransferInstruction(Instruction):
         """Return True if the kernel does not choose what makes the descriptors."""
         return True
 
+    def by_hardware(self) -> TransferInstruction | None:
+        """Return it with descriptors that hardware makes; None where the kernel or the transfer rules it out."""
+        return None
+
     def wire(self, machine: Machine, cores: int) -> Wire | None:
         """Return its time on the link to other ranks, each with so many cores; None: it does not use it."""
         return None

@@ -178,6 +178,13 @@ class DmaCopy(DmaInstruction):
     dge_mode: dge_mode
     engine: engine
 
+    def by_hardware(self) -> TransferInstruction | None:
+        if not self.uses_default_dge() or kind(self.dst) is not None or kind(self.src) is not None:
+            return None
+        new = copy(self)
+        new.dge_mode = dge_mode.hwdge
+        return new
+
     def grouped(self) -> Instruction:
         return copy(self)
 

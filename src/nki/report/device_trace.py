@@ -142,8 +142,16 @@ def modelled(timeline: Timeline) -> RunEvents:
             queue = QUEUES.get(transfer.mode, transfer.mode)
             one = Event(start, transfer.packet_ns / parts, transfer.nbytes / parts)
             packets[queue] += [one] * parts
+            if transfer.mode == "hardware":  # ScalarE triggers stores, SyncE loads
+                engine = "scalar" if _is_store(op) else "sync"
+                trigger = Event(transfer.triggered_ns, transfer.issue_ns)
+                instructions[engine, "DMA_DIRECT2D"].append(trigger)
         instructions["scalar", "ACT_TABLE_LOAD"] += [Event(a, b - a) for a, b, _ in core.table_loads]
     return RunEvents({key: some for key, some in instructions.items() if some}, packets)
+
+
+def _is_store(op: Operation) -> bool:
+    return op.instruction is not None and not op.instruction.operands()[0].on_chip
 
 
 QUEUES = {"software": "software_dynamic", "hardware": "hardware_dynamic"}

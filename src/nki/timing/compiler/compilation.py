@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
+from ...ir.boxes import box, space_of
+from ...ir.dependences import AccessHistory, Waits
 from ...ir.rewriting import replace_storages, replace_views
 from ...ir.storage import Storage
 from ...ir.view import View
@@ -46,7 +49,7 @@ class Compilation:
         self.machine = machine
         self._items = list(items)
         self.numbers = numbers
-        self.pinned = pinned
+        self.pinned = set(pinned)
 
     @property
     def items(self) -> Sequence[Entry]:
@@ -63,8 +66,12 @@ class Compilation:
         return TileItems(self._items)
 
     def is_free(self, item: Entry) -> bool:
-        """True when the kernel does not fix the item's place."""
+        """True when neither the kernel nor an earlier transformation fixes the item's place."""
         return item.at not in self.pinned
+
+    def pin(self, item: Entry) -> None:
+        """Leave the item to no later transformation."""
+        self.pinned.add(item.at)
 
     def with_storages(self, item: Entry, now: Mapping[Storage, Storage]) -> Entry:
         """Return the item on other storages of the same shape."""
@@ -76,3 +83,20 @@ class Compilation:
     def with_views(self, item: Entry, change: Callable[[View], View]) -> Entry:
         """Return the item with changed operands."""
         return self.numbers.replaced(item, replace_views(item.instruction, change))
+
+
+def waits(items: Sequence[Entry]) -> Iterator[Waits]:
+    """Yield what each item must come after."""
+    read = {view.storage for item in items for view in item.done.seen}
+    written = {view.storage for item in items for view in item.done.written}
+    one_sided = {storage for storage in read ^ written if not storage.on_chip}
+    spaces: dict[Any, AccessHistory] = defaultdict(AccessHistory)
+    for number, item in enumerate(items):
+        needed: Waits = {}
+        for view in item.done.seen:
+            if view.storage not in one_sided:
+                spaces[space_of(view.storage)].read(number, box(view), needed)
+        for view in item.done.written:
+            if view.storage not in one_sided:
+                spaces[space_of(view.storage)].write(number, box(view), needed)
+        yield needed

@@ -11,12 +11,13 @@ from ...ir.boxes import box
 from ...ir.rewriting import moved_columns, replace_engine
 from ...ir.storage import Storage
 from ...ir.view import View
+from ...machine.engines import engine
 from ...machine.memories import PSUM, SBUF
 from ..entries import Entry
 from .broadcasts import takes_psum
 from .compilation import Compilation
-from .engines import held_ns
 from .placement import Placement
+from .ready_order import ReadyOrder
 
 MOST_COLUMNS = 512  # of a merged copy
 
@@ -195,21 +196,32 @@ def _joined(core: Compilation, item: Entry, run: list[_Copy], placement: Placeme
 
 
 def spread_copies(core: Compilation) -> int:
-    """Give each copy out of PSUM to the engine that has had less work so far, VectorE or ScalarE.
+    """Give each copy out of PSUM to the engine that can begin it first: ScalarE, unless VectorE is earlier.
 
-    The traces of unfused attention alternate between both while copies are all there is, and use ScalarE
-    alone where VectorE has had more to do.
+    The traces of attention alternate between both while copies are all there is, use ScalarE alone where it
+    keeps up with TensorE, and VectorE where exponentials keep ScalarE busy.
     """
-    work = {"vector": 0.0, "scalar": 0.0}
+    free = [_is_free_copy(core, item) for item in core.items]
+    if not any(free):
+        return 0
+    estimate = ReadyOrder(core)
     found, moved = list(core.items), 0
-    for number, item in enumerate(core.items):
-        other = item.instruction.other_engine()
-        if other is not None and core.is_free(item) and item.done.reads[0].buffer is PSUM:
-            there = replace_engine(item.instruction, other)
-            if work[other.name] <= work[item.instruction.engine_name()]:
-                found[number], moved = core.numbers.moved(item, there), moved + 1
-        name = found[number].instruction.engine_name()
-        if name in work:
-            work[name] += held_ns(core.machine, found[number].instruction)
+    for number, ready in estimate:
+        item = found[number]
+        if free[number]:
+            there = core.numbers.moved(item, replace_engine(item.instruction, engine.scalar))
+            if estimate.begin(there, ready) <= estimate.begin(item, ready):
+                found[number], moved = there, moved + 1
+            core.pin(item)
+        estimate.run(number, found[number], ready)
     core.items = found
     return moved
+
+
+def _is_free_copy(core: Compilation, item: Entry) -> bool:
+    """True for a copy out of PSUM that may go to ScalarE."""
+    return (
+        item.instruction.other_engine() is engine.scalar
+        and core.is_free(item)
+        and item.done.reads[0].buffer is PSUM
+    )

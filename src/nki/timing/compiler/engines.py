@@ -59,13 +59,12 @@ def _work(machine: Machine, items: Sequence[Entry]) -> Counter[str]:
     """Return ns that each engine is held; for DMA, the least that its bytes and triggers take."""
     work: Counter[str] = Counter()
     issued: Counter[str] = Counter()
-    rate = machine.dma_engines * machine.dma_bytes_per_ns
     known: dict[tuple, tuple[str, float]] = {}
     by_software = machine.dma_default_mode == "software"
     for instruction, _, _, signature in items:
         key = (signature, instruction.runs_on)
         if key not in known:
-            known[key] = _work_of(machine, instruction, rate)
+            known[key] = _work_of(machine, instruction)
         name, ns = known[key]
         work[name] += ns  # type: ignore[assignment]
         if by_software and name == "dma":
@@ -73,12 +72,18 @@ def _work(machine: Machine, items: Sequence[Entry]) -> Counter[str]:
     return work | issued
 
 
-def _work_of(machine: Machine, instruction: Instruction, rate: float) -> tuple[str, float]:
+def _work_of(machine: Machine, instruction: Instruction) -> tuple[str, float]:
     """Return the engine and ns of its work; of a transfer, the time of its bytes."""
     name = instruction.engine_name()
     if name != "dma":
         return name, held_ns(machine, instruction)
-    return name, max((v.nbytes for v in instruction.operands() if isinstance(v, View)), default=0) / rate
+    return name, moving_ns(machine, instruction)
+
+
+def moving_ns(machine: Machine, instruction: Instruction) -> float:
+    """Return the least time that the bytes of a transfer take."""
+    most = max((v.nbytes for v in instruction.operands() if isinstance(v, View)), default=0)
+    return most / (machine.dma_engines * machine.dma_bytes_per_ns)
 
 
 def held_ns(machine: Machine, instruction: Instruction) -> float:

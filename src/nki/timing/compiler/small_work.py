@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any
 
-from ...ir.boxes import box, space_of
-from ...ir.dependences import AccessHistory, Waits
 from ...ir.rewriting import replace_views
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.memories import SBUF
 from ..entries import Entry
 from .broadcasts import live_banks
-from .compilation import Compilation
+from .compilation import Compilation, waits
 from .placement import Placement
 
 MOST_TOGETHER = 8  # iterations
@@ -130,15 +127,15 @@ def _in_order(
     at = {number: i for i, number in enumerate(numbers)}
     for group in last.values():
         at.update(dict.fromkeys(group, at[group[-1]]))
-    waits: list[set[int]] = [set() for _ in items]
-    for number, earlier in enumerate(_waits(before)):
-        waits[at[number]].update(at[other] for other in earlier)
+    after: list[set[int]] = [set() for _ in items]
+    for number, earlier in enumerate(waits(before)):
+        after[at[number]].update(at[other] for other in earlier)
     users: list[list[int]] = [[] for _ in items]
-    for i, needed in enumerate(waits):
+    for i, needed in enumerate(after):
         needed.discard(i)
         for other in needed:
             users[other].append(i)
-    missing = [len(needed) for needed in waits]
+    missing = [len(needed) for needed in after]
     ready = [i for i, count in enumerate(missing) if not count]
     heapify(ready)
     found: list[Entry] = []
@@ -150,20 +147,3 @@ def _in_order(
             if not missing[user]:
                 heappush(ready, user)
     return found if len(found) == len(items) else None
-
-
-def _waits(items: Sequence[Entry]) -> Iterator[Waits]:
-    """Yield what each item must come after."""
-    read = {view.storage for item in items for view in item.done.seen}
-    written = {view.storage for item in items for view in item.done.written}
-    one_sided = {storage for storage in read ^ written if not storage.on_chip}
-    spaces: dict[Any, AccessHistory] = defaultdict(AccessHistory)
-    for number, item in enumerate(items):
-        waits: Waits = {}
-        for view in item.done.seen:
-            if view.storage not in one_sided:
-                spaces[space_of(view.storage)].read(number, box(view), waits)
-        for view in item.done.written:
-            if view.storage not in one_sided:
-                spaces[space_of(view.storage)].write(number, box(view), waits)
-        yield waits

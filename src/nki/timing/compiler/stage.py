@@ -33,6 +33,11 @@ TRANSFORMATIONS = (
     Transformation("psum-reads", "copies left out, since their readers read PSUM", copies.read_in_psum),
     Transformation("merged-copies", "copies merged with others", copies.merge_copies),
     Transformation("merged-transfers", "transfers merged with others", transfers.merge_transfers),
+    Transformation(
+        "hardware-descriptors",
+        "transfers whose descriptors hardware makes",
+        transfers.use_hardware_descriptors,
+    ),
     Transformation("small-work", "small instructions merged with others", small_work.merge_small_work),
     Transformation("spread-copies", "copies moved to ScalarE", copies.spread_copies),
     Transformation("engines", "copies moved to an engine with less work", engines.share_copies, always=True),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
+from operator import itemgetter
 
+from ...ir.boxes import Box, box
 from ...ir.rewriting import replace_views
 from ...ir.storage import Storage
 from ...ir.transfer_instruction import TransferInstruction
@@ -16,6 +18,9 @@ from .compilation import Compilation
 from .placement import Placement
 
 MOST_BYTES = 512 << 10  # of a merged transfer
+MOST_BETWEEN = 64  # accesses of its tensor
+
+Accesses = dict[Storage, list[tuple[int, View]]]  # by tensor, in the order of the kernel
 
 
 def merge_transfers(core: Compilation) -> int:
@@ -36,6 +41,30 @@ def merge_transfers(core: Compilation) -> int:
         if number not in gone
     ]
     return len(gone)
+
+
+def use_hardware_descriptors(core: Compilation) -> int:
+    """Let hardware make the descriptors of transfers of tensors that the kernel keeps in HBM for itself.
+
+    In the traces of unfused attention the scores, which are written and read again, travel by hardware
+    descriptors: ScalarE triggers the stores, SyncE the loads. Arguments and results travel by software.
+    """
+    if not core.machine.has_hwdge:
+        return 0
+    read = {view.storage for item in core.items for view in item.done.seen if not view.on_chip}
+    written = {view.storage for item in core.items for view in item.done.written if not view.on_chip}
+    own = {storage for storage in read & written if not storage.parameter}
+    found, count = list(core.items), 0
+    for number, item in enumerate(core.items):
+        instruction = item.instruction
+        if isinstance(instruction, TransferInstruction) and core.is_free(item):
+            if any(view.storage in own for view in (*item.done.seen, *item.done.written)):
+                changed = instruction.by_hardware()
+                if changed is not None:
+                    found[number], count = core.numbers.replaced(item, changed), count + 1
+    if count:
+        core.items = found
+    return count
 
 
 def _is_load(item: Entry) -> bool:
@@ -73,24 +102,19 @@ def _merged(core: Compilation, placement: Placement, run: list[int]) -> Entry:
 def _runs(core: Compilation) -> Iterator[list[int]]:
     """Yield the transfers that one can do."""
     lines: dict[tuple, list[int]] = defaultdict(list)
-    reads: dict[Storage, list[int]] = defaultdict(list)
-    writes: dict[Storage, list[int]] = defaultdict(list)
+    reads: Accesses = defaultdict(list)
+    writes: Accesses = defaultdict(list)
     for number, item in enumerate(core.items):
         for views, found in ((item.done.seen, reads), (item.done.written, writes)):
             for view in views:
                 if not view.on_chip:
-                    found[view.storage].append(number)
+                    found[view.storage].append((number, view))
         if _is_plain(core, item, number):
             lines[item.instruction.site.key, item.signature, _far(item).storage].append(number)  # type: ignore[union-attr]
-    for (_, _, tensor), numbers in lines.items():
+    for numbers in lines.values():
         run: list[int] = []
         for number in numbers:
-            loads = _is_load(core.items[number])
-            if run and not (
-                _fits(core, run, number)
-                and _count(writes[tensor], run[0], number) == (0 if loads else len(run) - 1)
-                and (loads or not _count(reads[tensor], run[0], number))
-            ):
+            if run and not (_fits(core, run, number) and _may_move(core, run, number, reads, writes)):
                 if len(run) > 1:
                     yield run
                 run = []
@@ -99,9 +123,22 @@ def _runs(core: Compilation) -> Iterator[list[int]]:
             yield run
 
 
-def _count(accesses: list[int], after: int, before: int) -> int:
-    """Return how many accesses lie between two items."""
-    return bisect_left(accesses, before) - bisect_right(accesses, after)
+def _may_move(core: Compilation, run: list[int], number: int, reads: Accesses, writes: Accesses) -> bool:
+    """True when no access in between stops a load from being done with the first, stores with the last."""
+    item = core.items[number]
+    tensor = _far(item).storage
+    if _is_load(item):
+        return not _touched(writes[tensor], run[0], number, [box(_far(item))])
+    moved = [box(_far(core.items[n])) for n in run]
+    return not any(_touched(accesses[tensor], run[-1], number, moved) for accesses in (reads, writes))
+
+
+def _touched(accesses: list[tuple[int, View]], after: int, before: int, boxes: list[Box]) -> bool:
+    """True when an access between two items touches some boxes, or when there are too many to look at."""
+    low, high = (bisect_left(accesses, at, key=itemgetter(0)) for at in (after + 1, before))
+    if high - low > MOST_BETWEEN:
+        return True
+    return any(box(view).overlaps(one) for _, view in accesses[low:high] for one in boxes)
 
 
 def _fits(core: Compilation, run: list[int], number: int) -> bool:
