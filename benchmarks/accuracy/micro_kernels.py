@@ -5,6 +5,7 @@ import functools
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki.machine.generations import find
 
 from .experiments import matmuls, spec, tile
 
@@ -190,8 +191,10 @@ def load_profile(nbytes, count=1, target="trn2", mode=nisa.dge_mode.unknown, out
 
 
 def packet_ns(nbytes, **settings):
+    """Return ns of a packet of data; each engine's last packet, for the semaphore, is another."""
     (moved,) = transfers(load_profile(nbytes, **settings))
-    return moved.packet_ns / moved.descriptors
+    semaphores = len(moved.payload_ns) * find("trn2").dma_semaphore_ns
+    return (moved.packet_ns - semaphores) / moved.descriptors
 
 
 def trigger_ns(mode):

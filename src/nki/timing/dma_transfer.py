@@ -108,6 +108,7 @@ class EngineNumbers(NamedTuple):
     dma_bytes_per_ns: float
     dma_descriptor_ns: float
     dma_min_descriptor_ns: float
+    dma_semaphore_ns: float
 
 
 def engine_numbers(machine: Machine) -> EngineNumbers:
@@ -118,7 +119,10 @@ def engine_numbers(machine: Machine) -> EngineNumbers:
 def _payload(
     pieces: tuple, m: EngineNumbers, fraction: float
 ) -> tuple[tuple[tuple[int, float], ...], int, int]:
-    """Return the time per DMA engine: engine e moves partitions 8e to 8e+7; HBM rows go round robin."""
+    """Return the time per DMA engine: engine e moves partitions 8e to 8e+7; HBM rows go round robin.
+
+    Each engine ends with a descriptor of its own, which counts a semaphore up.
+    """
     work = [0.0] * m.dma_engines
     count = nbytes = 0
     for first, partitions, size, per_partition, joined in pieces:
@@ -132,7 +136,7 @@ def _payload(
             work[engine] += max(floor, runs * m.dma_descriptor_ns + moving)
         count += partitions * per_partition
         nbytes += partitions * per_partition * size
-    return tuple((e, ns) for e, ns in enumerate(work) if ns), count, nbytes
+    return tuple((e, ns + m.dma_semaphore_ns) for e, ns in enumerate(work) if ns), count, nbytes
 
 
 def _spill(tile: Storage, machine: Machine, load: bool) -> DmaTransfer:
