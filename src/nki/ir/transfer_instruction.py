@@ -60,7 +60,7 @@ class TransferInstruction(Instruction):
         return True
 
     def by_hardware(self) -> TransferInstruction | None:
-        """Return it with descriptors that hardware makes; None where the kernel or the transfer rules it out."""
+        """Return it with descriptors that hardware makes; None if the compiler has no choice."""
         return None
 
     def wire(self, machine: Machine, cores: int) -> Wire | None:

@@ -20,9 +20,9 @@ class ReadyOrder:
     """Iterates over the items of a core as they become ready; `run` each before taking the next.
 
     Engines work through what is ready in that order; of those that are ready at once, products that several
-    instructions read in PSUM come last, as in the traces of fused attention. A matmul counts as one pass with its weights loaded
-    before it, at 1.4 GHz: so the traces of attention come out, in which ScalarE alone copies transposes and
-    shares with VectorE the copies of products, in bfloat16 and in float32.
+    instructions read in PSUM come last, as in the traces of fused attention. A matmul counts
+    as one pass with its weights loaded before it, at 1.4 GHz: so the traces of attention come out, in which
+    ScalarE alone copies transposes and shares with VectorE the copies of products, bfloat16 or float32.
     """
 
     def __init__(self, core: Compilation):

@@ -56,12 +56,11 @@ def use_hardware_descriptors(core: Compilation) -> int:
     own = {storage for storage in read & written if not storage.parameter}
     found, count = list(core.items), 0
     for number, item in enumerate(core.items):
-        instruction = item.instruction
-        if isinstance(instruction, TransferInstruction) and core.is_free(item):
-            if any(view.storage in own for view in (*item.done.seen, *item.done.written)):
-                changed = instruction.by_hardware()
-                if changed is not None:
-                    found[number], count = core.numbers.replaced(item, changed), count + 1
+        touched = {view.storage for view in (*item.done.seen, *item.done.written)}
+        if isinstance(item.instruction, TransferInstruction) and core.is_free(item) and touched & own:
+            changed = item.instruction.by_hardware()
+            if changed is not None:
+                found[number], count = core.numbers.replaced(item, changed), count + 1
     if count:
         core.items = found
     return count
