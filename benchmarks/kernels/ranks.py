@@ -6,6 +6,7 @@ from nki import TensorSpec
 from nkilib.core.attention.attention_kv_parallel_segmented_cte import attention_kv_parallel_segmented_cte
 from nkilib.experimental.attention.ring_attention_bwd import ring_attention_spmd_bwd
 from nkilib.experimental.attention.ring_attention_fwd import ring_attention_spmd_fwd
+from nkilib.experimental.collectives.a2av_train import permute_a2av, unpermute_a2av
 from nkilib.experimental.collectives.batch_shard import attn_q_batch_shard
 from nkilib.experimental.collectives.fg_allgather import fine_grained_allgather
 from nkilib.experimental.collectives.fgcc import allgather_compute_matmul
@@ -24,6 +25,19 @@ def tensor(*shape: int, dtype: str = "bfloat16") -> TensorSpec:
 
 def group(ranks: int) -> tuple:
     return (tuple(range(ranks)),)
+
+
+def dispatched(ranks: int, tokens: int, width: int) -> list[Case]:
+    """Every slot is packed, sent, received and moved again, as if all tokens went everywhere."""
+    slots, indices = tensor(ranks * tokens, width), tensor(tokens, ranks, dtype="int32")
+    counts, size = tensor(1, ranks, dtype="int32"), ranks * tokens * width * BF16
+    label = f"{tokens} tokens x {width} bf16"
+    given = (indices, counts, group(ranks))
+    options = {"ranks": ranks, "link_bytes": (ranks - 1) * tokens * width * BF16, "lnc": 2}
+    return [
+        Case("permute_a2av", label, permute_a2av, (tensor(tokens, width), *given), 4 * size, **options),
+        Case("unpermute_a2av", label, unpermute_a2av, (slots, *given), 5 * size, **options),
+    ]
 
 
 def batches(ranks: int, heads: int, count: int) -> Case:
@@ -137,6 +151,8 @@ def prefill(ranks: int, queries: int, prior: int, block: int = 32) -> Case:
 
 
 CASES = [
+    *dispatched(4, 512, 1024),
+    *dispatched(4, 1024, 2048),
     batches(8, 1, 32),
     batches(4, 2, 256),
     ring(4, 1, 2048),

@@ -402,6 +402,20 @@ TABLE = [
         also="kimi delta linear attention decode",
     ),
     CatalogueRow(
+        "permute-a2av",
+        "experimental.collectives.a2av_train",
+        "permute_a2av",
+        "2.31",
+        also="mixture of experts dispatch all-to-all training",
+    ),
+    CatalogueRow(
+        "unpermute-a2av",
+        "experimental.collectives.a2av_train",
+        "unpermute_a2av",
+        "2.31",
+        also="mixture of experts combine all-to-all training",
+    ),
+    CatalogueRow(
         HELPER,
         "core.topk",
         "rotational_topk create_rotational_topk_config RotationalTopkConfig",
@@ -418,6 +432,12 @@ TABLE = [
     CatalogueRow(HELPER, "core.max", "cascaded_max", "2.31", also="argmax greedy sampling"),
     CatalogueRow(HELPER, "core.subkernels.rmsnorm_tkg", "rmsnorm_tkg", "2.28", also="decode layernorm"),
     CatalogueRow(HELPER, "core.subkernels.layernorm_tkg", "layernorm_tkg", "2.28", also="decode"),
+    CatalogueRow(
+        HELPER,
+        "experimental.benchmark.find_nonzero_indices_with_count",
+        "find_nonzero_indices_with_count",
+        "2.30",
+    ),
     CatalogueRow(HELPER, "core.subkernels.indexed_flatten", "indexed_flatten", "2.32"),
     CatalogueRow(EXTENSION, "experimental.misc", "gather_bwd scatter_add_bwd"),
     CatalogueRow(

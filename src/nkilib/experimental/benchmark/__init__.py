@@ -1,0 +1,1 @@
+"""Variants of subkernels that AWS measures."""
