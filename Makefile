@@ -12,7 +12,7 @@ WORKERS ?= auto
 # the tests start hundreds of interpreters: let them reuse compiled modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup hooks demo test test-all coverage test-gpu test-versions tiny bench bench-kernels accuracy compare figures docs site serve release \
+.PHONY: setup hooks demo test test-all coverage test-gpu test-versions tiny bench bench-kernels times accuracy compare figures docs site serve release \
 	lint clean
 
 setup: $(STAMP)
@@ -71,6 +71,10 @@ bench: setup
 
 bench-kernels: setup
 	$(BIN)/python -m benchmarks.kernels
+
+# writes the modelled times that the pages of nkilib show (minutes)
+times: setup
+	$(BIN)/python -m benchmarks.kernels --json --brief > build/times.json && mv build/times.json benchmarks/kernels/times.json
 
 # compares the model with published figures, for docs/accuracy.md (minutes)
 accuracy: setup

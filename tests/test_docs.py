@@ -19,6 +19,7 @@ FRAMEWORKS = {
     "agents.md": "mcp",
     "torch.md": "torch",
     "jax.md": "jax",
+    "models.md": "torch transformers jax",
     "trnblas.md": "torch",
 }  # pages that need another package
 
@@ -100,8 +101,8 @@ def snippets(text: str) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_snippet_runs_and_its_kernels_pass_nki_check(document, tmp_path, monkeypatch):
-    if document.name in FRAMEWORKS:
-        pytest.importorskip(FRAMEWORKS[document.name], reason=f"{document.name} needs it installed")
+    for package in FRAMEWORKS.get(document.name, "").split():
+        pytest.importorskip(package, reason=f"{document.name} needs {package}")
     monkeypatch.chdir(tmp_path)  # files that a snippet writes are removed
     monkeypatch.setenv("TRNBLAS_CACHE_DIR", str(tmp_path))
     text = snippets(document.read_text())

@@ -100,11 +100,15 @@ def test_the_search_knows_every_function_and_class_of_the_reference():
 
 def test_the_reference_has_every_kernel_of_the_library():
     pytest.importorskip("torch")
+    import library_pages
     import reference
 
-    text = reference.pages()["nkilib.md"]
-    for kernel in reference.kernels():
-        assert f"### {kernel.name}\n" in text
+    texts = reference.pages()
+    for kernel in library_pages.kernels():
+        if kernel.is_built:
+            page = f"nkilib/{library_pages.family_of(kernel).name}.md"
+            assert f"\n## {kernel.name}\n" in texts[page]
+        assert f"`{kernel.name}`" in texts["nkilib.md"]
 
 
 def test_dir_lists_only_public_names():
@@ -154,6 +158,21 @@ def test_the_site_builds_without_a_warning():
     listed = re.findall(r"^- \[.+\]\((.+?)\)", (site / "llms.txt").read_text(), re.MULTILINE)
     assert [page for page in listed if not (site / page).exists()] == []
     assert {"agents.html", "index.html", "reference/nki.isa.html", "spec/library/moe.html"} <= set(listed)
+    too_large = [page.name for page in site.rglob("*.html") if page.stat().st_size > 400_000]
+    assert too_large == [], "a page of more than 400 KB"
+
+
+SAMPLE = ("index", "checks", "reference/nki.isa/iota", "reference/nkilib/rope", "tutorial/7-attention")
+
+
+def test_pages_have_no_faults_in_a_browser(chromium):
+    """A sample, light and dark, wide and narrow; `python tools/site_faults.py` opens every page."""
+    import site_faults
+
+    pages = [site_faults.SITE / f"{name}.html" for name in SAMPLE]
+    if not all(page.exists() for page in pages):
+        pytest.skip("the site is not built: the test before this one builds it")
+    assert list(site_faults.faults(chromium, pages)) == []
 
 
 @pytest.mark.parametrize(

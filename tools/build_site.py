@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import library_pages
 import llms
 import name_pages
 import pages
@@ -37,7 +38,7 @@ def prepare(target: Path = SOURCES) -> None:
         path = target / "reference" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    listed = json.dumps(name_pages.navigation())
+    listed = json.dumps({**name_pages.navigation(), "nkilib": library_pages.navigation()})
     (target / "reference" / "navigation.json").write_text(listed, encoding="utf-8")
     chapters = sorted(str(path) for path in (ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
     pages.main(["--notebooks", str(target / "tutorial" / "notebooks"), *chapters])

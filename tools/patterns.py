@@ -22,16 +22,16 @@ def grid(title: str, labels: np.ndarray, chosen: np.ndarray, rows: str = "partit
     count, width = labels.shape
     wide, high = max(LEFT + width * CELL + 8, 8 * len(title)), TOP + count * CELL + 8
     parts = [f'<text x="4" y="16" font-weight="600">{escape(title)}</text>']
-    parts += [_text(LEFT + (j + 0.5) * CELL, TOP - 8, j, 0.6) for j in range(width)]
+    parts += [_text(LEFT + (j + 0.5) * CELL, TOP - 8, j, 0.8) for j in range(width)]
     for i in range(count):
-        parts.append(_text(LEFT / 2, TOP + (i + 0.6) * CELL, f"{rows} {i}", 0.6))
+        parts.append(_text(LEFT / 2, TOP + (i + 0.6) * CELL, f"{rows} {i}", 0.8))
         for j in range(width):
             style = _CHOSEN if chosen[i, j] else _PLAIN
             parts.append(
                 f'<rect x="{LEFT + j * CELL}" y="{TOP + i * CELL}" width="{CELL}" height="{CELL}" {style} '
                 'stroke="currentColor" stroke-opacity="0.4"/>'
             )
-            faint = 1 if chosen[i, j] else 0.55
+            faint = 1 if chosen[i, j] else 0.8
             parts.append(_text(LEFT + (j + 0.5) * CELL, TOP + (i + 0.6) * CELL, labels[i, j], faint))
     drawing = "".join(parts)
     return (

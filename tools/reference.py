@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import library_pages
 import name_pages
 from nki.cli import parser
 from nki.cli.docs import source_links
@@ -21,7 +22,6 @@ from nki.machine.machine import Machine
 from nki.machine.memories import MemoryRegion
 from nki.machine.operators import Operator
 from nki_mcp.reference import MODULES, commands, facts, group, parameters, public_names
-from nkilib.catalogue import kernels
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ def pages() -> dict[str, str]:
     return {
         **found,
         **name_pages.pages(),
-        "nkilib.md": _library_page(),
+        **library_pages.pages(),
+        "nkilib.md": library_pages.index(),
         "command-line.md": _command_page(),
         "machine.md": _machine_page(),
     }
@@ -150,27 +151,6 @@ def _first(value: Any) -> str:
 
 def _cell(text: str) -> str:
     return re.sub(r"\|", r"\\|", text)
-
-
-# ---- the library ---------------------------------------------------------------------------------
-
-
-def _library_page() -> str:
-    parts = [
-        "# nkilib\n",
-        "Every kernel of the library with its arguments. [Kernel library](../library.md) is the list.\n",
-    ]
-    module = ""
-    for kernel in kernels():
-        if kernel.module != module:
-            module = kernel.module
-            parts.append(f"## {module}\n")
-        if kernel.status != "built":
-            parts.append(f"### {kernel.name}\n\n{kernel.meaning}. Not built yet.\n")
-            continue
-        value = getattr(importlib.import_module(module), kernel.name)
-        parts.append(_entry(Entry(kernel.name, value, module)))
-    return "\n".join(parts) + "\n"
 
 
 # ---- the command line ----------------------------------------------------------------------------

@@ -17,6 +17,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", metavar="word", help="part of a kernel's name")
     parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
+    parser.add_argument(
+        "--brief", action="store_true", help="with --json, only what the pages of nkilib show"
+    )
     options = parser.parse_args()
     chosen = [c for c in cases() if not options.words or any(word in c.kernel_name for word in options.words)]
     if not chosen:
@@ -29,11 +32,20 @@ def main() -> int:
             progress.update(task, description=f"{case.kernel_name} {case.label}")
             found.append(measure(case))
             progress.advance(task)
-    if options.json:
+    if options.json and options.brief:
+        print("[\n" + ",\n".join(map(brief, found)) + "\n]")
+    elif options.json:
         print(json.dumps([figures.to_dict() for figures in found], indent=1))
     else:
         Console(width=None if sys.stdout.isatty() else 100).print(table(found))
     return 0
+
+
+def brief(figures: Figures) -> str:
+    """Return a line of benchmarks/kernels/times.json."""
+    row = figures.to_dict()
+    row |= {name: round(row[name], 1) for name in ("modelled_us", "bound_us")}
+    return json.dumps({name: row[name] for name in ("kernel", "size", "modelled_us", "bound_us", "bound")})
 
 
 HEADINGS = ("kernel, size", "modelled us", "bound us", "by", "ratio", "busiest", "SBUF MiB")

@@ -15,7 +15,7 @@ from nki.frameworks.torch import differentiable
 from nkilib.core.attention.attention_bwd import attention_bwd
 from nkilib.core.attention.attention_cte import attention_cte as forward_attention
 from nkilib.core.embeddings.rope import RoPE as forward_rope
-from nkilib.experimental import misc, pooling
+from nkilib.experimental import loss, misc, pooling
 from nkilib.experimental.conv import conv3d as forward_conv3d
 from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
 from nkilib.experimental.deformable_attention import ms_deformable_attention as forward_deformable
@@ -31,6 +31,7 @@ __all__ = [
     "attention_cte",
     "avg_pooling_3d",
     "conv3d",
+    "cross_entropy_forward",
     "gather",
     "gdn_cte",
     "layer_norm",
@@ -78,6 +79,16 @@ def _conv3d_backward(dy: Any, x_in: Any, filters: Any, bias: Any, *options: Any,
     """dx and dw, and db where there is a bias."""
     named["compute_db"] = bias is not None
     return conv3d_bwd(dy, x_in, filters, *options, **named)
+
+
+def _cross_entropy_backward(
+    d_loss: Any, d_lse: Any, logits: Any, targets: Any, *rest: Any, **named: Any
+) -> tuple:
+    *options, _, lse = rest  # the forward results stand last
+    named = dict(zip(("positions_per_batch", "chunk_size", "dtype"), options, strict=False)) | named
+    found = loss.cross_entropy_backward(logits, targets, lse, reduction="sum", inplace=False, **named)
+    found = found * (d_loss + d_lse)[:, None].to(found.dtype)  # the kernel's is softmax minus the target
+    return found.scatter_add(1, targets[:, None].long(), d_lse[:, None].to(found.dtype)), None
 
 
 def _deformable_backward(dy: Any, value: Any, shapes: Any, starts: Any, *rest: Any, **named: Any) -> tuple:
@@ -189,6 +200,7 @@ def _layer_norm_backward(dy: Any, x: Any, gamma: Any, beta: Any, *rest: Any, **n
 RoPE = differentiable(forward_rope, _rope_backward)
 avg_pooling_3d = differentiable(pooling.avg_pooling_3d, _avg_pooling_backward)
 conv3d = differentiable(_conv3d, _conv3d_backward)
+cross_entropy_forward = differentiable(loss.cross_entropy_forward, _cross_entropy_backward, outputs=True)
 gather = differentiable(misc.gather, _gather_backward)
 gdn_cte = differentiable(_gdn_cte, _gdn_cte_backward)
 layer_norm = differentiable(forward_layer_norm, _layer_norm_backward)

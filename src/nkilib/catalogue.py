@@ -14,6 +14,21 @@ from typing import Any, NamedTuple
 EXTENSION = "+"  # in place of a page: a kernel that the documented library lacks
 HELPER = "-"  # in place of a page: a public function that callers import, without a page
 
+DIFFERENTIABLE = (  # the names of nkilib.autograd, which imports PyTorch
+    "RoPE",
+    "attention_cte",
+    "avg_pooling_3d",
+    "conv3d",
+    "cross_entropy_forward",
+    "gather",
+    "gdn_cte",
+    "layer_norm",
+    "max_pooling_3d",
+    "ms_deformable_attention",
+    "rms_norm",
+    "scatter_add",
+)
+
 
 class CatalogueRow(NamedTuple):
     """One page of the documentation, a helper without a page, or an extension."""
@@ -471,6 +486,11 @@ class CatalogueEntry:
     release: str = ""
     backward: str = ""
     also: str = ""
+
+    @property
+    def differentiable(self) -> str:
+        """The function of PyTorch that has its gradients; "" if there is none."""
+        return f"nkilib.autograd.{self.name}" if self.name in DIFFERENTIABLE else ""
 
     @property
     def is_built(self) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m nkilib.docs` writes docs/library.md: every kernel of the catalogue, read from the code."""
+"""`python -m nkilib.docs` writes docs/library.md and a table of docs/models.md from the catalogue."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from nkilib.catalogue import CatalogueEntry, kernels
 
 PAGE = Path("docs/library.md")
+MODELS = Path("docs/models.md")
+_TABLE = re.compile(r"(?<=<!-- backward -->\n).*?(?=<!-- end -->)", re.DOTALL)
 HEADINGS = ("kernel", "import from", "meaning", "since", "backward")
 
 _INTRODUCTION = """\
@@ -65,11 +67,35 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
+def backwards(page: str) -> str:
+    """Return docs/models.md with its table of kernels that have gradients."""
+    functions = [k for k in kernels() if k.is_built and not isinstance(k.target, type)]
+    rows = [_line(("kernel", "its gradients", "in PyTorch")), _line(["---"] * 3)]
+    rows += [
+        _line(
+            (
+                f"`{kernel.name}`",
+                f"`{kernel.backward}`" if kernel.backward else "itself",
+                f"`{kernel.differentiable}`" if kernel.differentiable else "`differentiable`",
+            )
+        )
+        for kernel in functions
+        if kernel.backward or kernel.differentiable
+    ]
+    others = len(functions) - len(rows) + 2
+    text = "\n".join(
+        [*rows, "", f"The other {others} have no kernel for their gradients: use `gradient_of`.", ""]
+    )
+    return _TABLE.sub(lambda _: f"\n{text}\n", page)
+
+
 def main(arguments: list[str]) -> None:
     """Write the page to docs/library.md, or to the file named."""
     path = Path(arguments[0]) if arguments else PAGE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page())
+    if not arguments:
+        MODELS.write_text(backwards(MODELS.read_text()))
     print(f"wrote {path}")
 
 

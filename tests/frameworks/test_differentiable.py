@@ -235,3 +235,44 @@ def test_gradcheck_in_jax(jax, arrays):
     gradcheck(jax_differentiable(multiply, backward), [*arrays, 2.0])
     with pytest.raises(AssertionError):
         gradcheck(jax_differentiable(multiply, lambda dy, a, b, s: (dy * b * s, dy * b * s)), [*arrays, 2.0])
+
+
+# ---- gradient_of ---------------------------------------------------------------------------------
+
+
+def test_gradient_of_a_torch_function_takes_keywords_and_skips_integers():
+    torch = pytest.importorskip("torch")
+    from nki.frameworks.torch import differentiable, gradient_of
+
+    def reference(x, rows, factor=1.0):
+        return x[rows.long()].square() * factor
+
+    function = differentiable(lambda x, rows, factor=1.0: reference(x, rows, factor), gradient_of(reference))
+    x, rows = torch.arange(4.0, requires_grad=True), torch.tensor([1, 3], dtype=torch.int32)
+    function(x, rows, factor=3.0).sum().backward()
+    assert x.grad.tolist() == [0.0, 6.0, 0.0, 18.0]
+
+
+def test_gradient_of_a_torch_function_with_two_results():
+    torch = pytest.importorskip("torch")
+    from nki.frameworks.torch import differentiable, gradient_of
+
+    def reference(x):
+        return x * 2, x.exp()
+
+    x = torch.zeros(3, requires_grad=True)
+    a, b = differentiable(reference, gradient_of(reference, results=2))(x)
+    (a.sum() + 5 * b.sum()).backward()
+    assert x.grad.tolist() == [7.0] * 3
+
+
+def test_gradient_of_a_jax_function_takes_keywords():
+    jax = pytest.importorskip("jax")
+    from nki.frameworks.jax import differentiable, gradient_of
+
+    def reference(x, factor=1.0):
+        return x * x * factor
+
+    function = differentiable(lambda x, factor=1.0: reference(x, factor), gradient_of(reference))
+    found = jax.jit(jax.grad(lambda x: function(x, factor=3.0).sum()))(jax.numpy.arange(3.0))
+    assert found.tolist() == [0.0, 6.0, 12.0]

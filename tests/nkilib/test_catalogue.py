@@ -31,6 +31,13 @@ def test_every_documented_kernel_has_its_release_and_backwards_are_kernels():
         assert not kernel.backward or kernel.backward in known
 
 
+def test_the_differentiable_functions_are_those_of_autograd():
+    pytest.importorskip("torch")
+    autograd = importlib.import_module("nkilib.autograd")
+    assert sorted(autograd.__all__) == sorted(catalogue.DIFFERENTIABLE)
+    assert {kernel.name for kernel in catalogue.kernels() if kernel.differentiable} == set(autograd.__all__)
+
+
 def test_every_name_occurs_once():
     names = [kernel.name for kernel in catalogue.kernels()]
     assert len(names) == len(set(names))

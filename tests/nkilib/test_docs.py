@@ -18,3 +18,8 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     nkilib.docs.main([str(target)])
     assert target.read_text() == nkilib.docs.page()
     assert str(target) in capsys.readouterr().out
+
+
+def test_the_table_of_backwards_matches_the_code():
+    written = (ROOT / nkilib.docs.MODELS).read_text()
+    assert written == nkilib.docs.backwards(written), "docs/models.md is stale: run `make docs`"

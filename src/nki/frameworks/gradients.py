@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import plugins
 from ..errors import error
 
 
@@ -60,6 +61,17 @@ def _wrong_count(function: str, gradients: Sequence[object], labels: Sequence[st
         f"{function}: the backward returned {len(gradients)} gradient(s) for {len(labels)} arrays, {arrays}",
         help=help,
     )
+
+
+def library_gradient(kernel: str) -> str:
+    """Return what a library declares of the gradients of its kernel, as a clause; "" for other kernels."""
+    for entry in plugins.entry_points("nki.libraries").values():
+        for known in plugins.load(entry)():
+            if known.name == kernel and known.differentiable:
+                return f"{known.differentiable} is differentiable in PyTorch"
+            if known.name == kernel:
+                return f"{entry.name}'s {kernel} has {known.backward or 'no kernel'} for its gradients"
+    return ""
 
 
 def label(names: tuple[str, ...], place: int) -> str:

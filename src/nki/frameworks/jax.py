@@ -29,7 +29,7 @@ from ..kernel.run import Call
 from ..kernel.staged import Returned, Staged, stage_call
 from ..ranks.rendezvous import described, thread_rendezvous
 from .custom_call import PRIMITIVE, TARGET, backend_config, debug_dumps, program_key, read_config
-from .gradients import checked, in_order, label, parameter_names
+from .gradients import library_gradient
 from .programs import programs
 
 try:
@@ -39,6 +39,8 @@ try:
     from jax.extend import source_info_util
     from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
+
+    from .jax_gradients import differentiable, gradient_of
 except ImportError as problem:
     raise error("missing-package", "nki.frameworks.jax needs JAX", help="pip install jax") from problem
 
@@ -244,11 +246,18 @@ def _batch(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
     return results, [0] * len(results)
 
 
+def _fallback(kernel: str) -> str:
+    known = library_gradient(kernel)
+    return f"{known}. Without a kernel" if known else "Without a kernel"
+
+
 def _no_derivative(primals: object, tangents: object, *, kernel: str, **params: object) -> Any:
     raise NotImplementedError(
         f"kernel {kernel} has no derivative: give it one with jax.custom_vjp, or in one line, "
         f"{kernel} = nki.frameworks.jax.differentiable({kernel}, backward), "
-        "where backward(gradient, *arguments) returns the gradients of the arguments"
+        "where backward(gradient, *arguments) returns the gradients of the arguments. "
+        f"{_fallback(kernel)}: backward = nki.frameworks.jax.gradient_of(reference), "
+        "where reference is the same function in JAX"
     )
 
 
@@ -380,59 +389,10 @@ LOWERING = _register()
 # ---- for users -----------------------------------------------------------------------------------
 
 
-def differentiable(forward: Callable, backward: Callable, *, outputs: bool = False) -> Callable:
-    """A differentiable function from a forward and a backward kernel (or any functions of arrays).
-
-    `backward(*gradients, *arguments)` receives a gradient for each array that `forward` returned, then
-    the arguments of the call, then, with `outputs=True`, the arrays returned. It returns a gradient for
-    each array argument, in order: a tuple, or the one there is; None where there is none. Arguments may be
-    given by keyword; they reach both functions in the order of the forward's parameters.
-    """
-    names = parameter_names(forward)
-    called = getattr(forward, "__name__", "differentiable")
-
-    @functools.wraps(forward, updated=())
-    def function(*arguments: Any, **keywords: Any) -> Any:
-        values, rest, given = in_order(names, arguments, keywords)
-        everything, count = [*values, *given], len(values)
-        is_array = [isinstance(value, (jax.Array, Tracer, np.ndarray)) for value in everything]
-        every = (*names[:count], *rest) if count <= len(names) else ()
-        labels = [label(every, i) for i, found in enumerate(is_array) if found]
-
-        def filled(arrays: Sequence[object]) -> tuple[list[Any], dict[str, Any]]:
-            left = iter(arrays)
-            whole = [next(left) if found else v for v, found in zip(everything, is_array, strict=True)]
-            return whole[:count], dict(zip(rest, whole[count:], strict=True))
-
-        def call(*arrays: object) -> Any:
-            positional, named = filled(arrays)
-            return forward(*positional, **named)
-
-        def forwards(*arrays: object) -> Any:
-            result = call(*arrays)
-            return result, (arrays, result if outputs else ())
-
-        def backwards(saved: Any, gradients: Any) -> Any:
-            arrays, returned = saved
-            positional, named = filled(arrays)
-            found = backward(*_tuple(gradients), *positional, *_tuple(returned), **named)
-            return tuple(checked(called, found, labels, [tuple(x.shape) for x in arrays]))
-
-        differentiated = jax.custom_vjp(call)
-        differentiated.defvjp(forwards, backwards)
-        return differentiated(*(v for v, found in zip(everything, is_array, strict=True) if found))
-
-    return function
-
-
-def _tuple(value: object) -> tuple:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
 def hlo(function: Callable, *args: object, **kwargs: object) -> str:
     """The compiled HLO text of a function for these arguments, in which each kernel is one custom call."""
     compiled = jax.jit(function).lower(*args, **kwargs).compile()
     return compiled.runtime_executable().hlo_modules()[0].to_string()  # type: ignore[union-attr]
 
 
-__all__ = ["differentiable", "hlo", "nki_call_p"]
+__all__ = ["differentiable", "gradient_of", "hlo", "nki_call_p"]

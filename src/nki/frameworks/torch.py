@@ -29,7 +29,7 @@ from ..kernel.staged import Returned, Staged, stage_call
 from .custom_call import debug_dumps
 from .programs import programs
 from .torch_devices import device_of_call, warn_host
-from .torch_gradients import differentiable, is_wrapped
+from .torch_gradients import differentiable, gradient_of, is_wrapped
 from .torch_tensors import _TORCH, _check_dense, _no_backward, torch
 from .torch_tensors import check_writable as check_writable  # what a call asks of a framework
 from .torch_tensors import connect as connect
@@ -401,4 +401,4 @@ def wrap_nki(kernel: Any) -> Kernel:
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
 
-__all__ = ["differentiable", "nki_op", "wrap_nki"]
+__all__ = ["differentiable", "gradient_of", "nki_op", "wrap_nki"]

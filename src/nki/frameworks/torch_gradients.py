@@ -110,6 +110,35 @@ def differentiable(forward: Callable, backward: Callable, *, outputs: bool = Fal
     return function
 
 
+def gradient_of(reference: Callable, results: int = 1) -> Callable:
+    """Return a backward for `differentiable`: the gradients of a function of PyTorch that computes the same.
+
+    `reference` takes the arguments of the kernel and returns as many tensors, `results`. The backward pass
+    computes it again, and differentiates it.
+    """
+
+    def backward(*given: Any, **named: Any) -> tuple:
+        gradients, arguments = given[:results], [*given[results:], *named.values()]
+        with torch.enable_grad():
+            values = [_leaf(value) for value in arguments]
+            count = len(values) - len(named)
+            returned = reference(*values[:count], **dict(zip(named, values[count:], strict=True)))
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        outputs = returned if isinstance(returned, (tuple, list)) else (returned,)
+        found = iter(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True))
+        return tuple(next(found) if tensor.requires_grad else None for tensor in tensors)
+
+    return backward
+
+
+def _leaf(value: Any) -> Any:
+    """Return a tensor that autograd starts from; any other value as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.is_floating_point())
+
+
 def _is_transformed(value: object) -> bool:
     """A tensor inside torch.func or torch.vmap."""
     return isinstance(value, torch.Tensor) and is_wrapped(value)

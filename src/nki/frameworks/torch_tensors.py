@@ -12,6 +12,7 @@ from ..errors import emit_warning, error, user_site
 from ..ir.tree import leaves
 from ..ir.tree import replace_leaves as replaced
 from ..machine import dtypes
+from .gradients import library_gradient
 
 try:
     import torch
@@ -127,14 +128,18 @@ def connect(result: object, inputs: Sequence[torch.Tensor], kernel: str) -> Any:
     return replaced(result, torch.Tensor, lambda t: t if id(t) in known else next(connected))
 
 
+_WHY = "it was called with a tensor that requires a gradient"
+
+
 def _no_backward(kernel: str, site: Any = None) -> Exception:
     return error(
         "no-backward",
         f"kernel {kernel} has no backward",
-        notes=["it was called with a tensor that requires a gradient"],
+        notes=[note for note in (_WHY, library_gradient(kernel)) if note],
         help="wrap it in torch.autograd.Function or torch.library.register_autograd, or in one line: "
         f"{kernel} = nki.frameworks.torch.differentiable({kernel}, backward), "
-        "where backward(dy, *arguments) returns the gradients of the arguments; "
+        "where backward(dy, *arguments) returns the gradients of the arguments; without a kernel for them, "
+        "backward = nki.frameworks.torch.gradient_of(reference), the same function in PyTorch; "
         "x.detach() and torch.no_grad() need none",
         site=site,
     )

@@ -22,20 +22,18 @@ class AttnTKGConfig(nl.NKIObject):
     s_active: int = 0  # new tokens of each sequence
     curr_sprior: int = 0  # keys to attend to, the new ones included
     full_sprior: int = 0  # keys the cache has room for
-    d_head: int = 0
+    d_head: int = 0  # size of a head
     block_len: int = 0  # tokens of a cache block, 0 for a flat cache
     tp_k_prior: bool = False  # k_prior is [B, 1, S, d] (or blocks), not [B, 1, d, S]
-    strided_mm1: bool = True  # *
+    strided_mm1: bool = True  # * order of the keys in the first product
     use_pos_id: bool = False  # the mask of the cache follows from rope_pos_ids (and start_pos_ids)
     fuse_rope: bool = False  # rotate q and k_active, scale q by 1 / sqrt(d)
     use_gpsimd_sb2sb: bool = True  # * GpSimd carries what two cores exchange
-    qk_in_sb: bool = False
-    k_out_in_sb: bool = False
-    out_in_sb: bool = False
-    enable_fa_s_prior_tiling: bool = True  # *
-    fp8_packed: bool = (
-        False  # our own: FP8 keys in blocks [blocks, block_len / 2, d, 2], as `qkv` writes them
-    )
+    qk_in_sb: bool = False  # q and k_active are tiles in SBUF
+    k_out_in_sb: bool = False  # so is k_out
+    out_in_sb: bool = False  # so is out
+    enable_fa_s_prior_tiling: bool = True  # * keys in sections
+    fp8_packed: bool = False  # our own: FP8 blocks [blocks, block_len / 2, d, 2], as `qkv` writes them
 
 
 def is_batch_sharded(cfg: AttnTKGConfig, n_prgs: int) -> bool:

@@ -17,10 +17,10 @@ _FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 class RmsNormQuantKernelArgs(nl.NKIObject):
     """Options of rmsnorm_quant_kernel. lower_bound > 0 bounds |n| from above, in spite of its name."""
 
-    lower_bound: float
-    norm_type: NormType = NormType.RMS_NORM
-    quantization_type: QuantizationType = QuantizationType.ROW
-    eps: float = 1e-6
+    lower_bound: float  # bound of |n|, 0: none
+    norm_type: NormType = NormType.RMS_NORM  # or NO_NORM
+    quantization_type: QuantizationType = QuantizationType.ROW  # or STATIC
+    eps: float = 1e-6  # added to the mean of squares
 
     def __post_init__(self):
         kernel_assert(

@@ -22,10 +22,10 @@ MAX_K = 1024
 class RotationalTopkConfig(nl.NKIObject):
     """A problem of rotational_topk: the matrix, and how many of each row are found."""
 
-    rows: int
-    columns: int
-    k: int
-    sorted: bool = True
+    rows: int  # R
+    columns: int  # V
+    k: int  # how many of each row
+    sorted: bool = True  # the largest comes first in any case
 
 
 def create_rotational_topk_config(

@@ -29,12 +29,12 @@ MAX_K = 4096
 class GpsimdTopkConfig(nl.NKIObject):
     """A problem of gpsimd_topk: the matrix, how many of each row are found, and on how many cores."""
 
-    rows: int
-    columns: int
-    dtype: Any
-    k: int
-    sorted: bool = True
-    num_programs: int = 2
+    rows: int  # R
+    columns: int  # V
+    dtype: Any  # of the input
+    k: int  # how many of each row
+    sorted: bool = True  # the largest comes first
+    num_programs: int = 2  # cores, which share the rows
 
 
 def create_gpsimd_topk_config(

@@ -41,35 +41,35 @@ class ShardOnBlockConfig(nl.NKIObject):
     [T, H], as in the manual.
     """
 
-    block_sharding_strategy: BlockShardStrategy = BlockShardStrategy.PING_PONG
-    n_block_per_iter: int = 1
-    slice_per_core: bool = True
+    block_sharding_strategy: BlockShardStrategy = BlockShardStrategy.PING_PONG  # without effect
+    n_block_per_iter: int = 1  # without effect
+    slice_per_core: bool = True  # two cores return [T, 2, H]
 
 
 @dataclass
 class ShardOnIConfig(nl.NKIObject):
     """What to store for a backward pass, and how many blocks are unrolled (hybrid)."""
 
-    checkpoint_activation: bool = False
-    expert_affinity_multiply_on_I: bool = False
-    num_static_block: int | None = None
+    checkpoint_activation: bool = False  # return what blockwise_mm_bwd needs
+    expert_affinity_multiply_on_I: bool = False  # affinities multiply act(g) u, not the result
+    num_static_block: int | None = None  # hybrid: blocks before the loop; None: N - E
 
 
 @dataclass
 class QuantizationConfig(nl.NKIObject):
     """Scales of FP8 weights, for those who pass them in one object."""
 
-    gate_up_proj_scale: Tensor | None = None
-    down_proj_scale: Tensor | None = None
+    gate_up_proj_scale: Tensor | None = None  # [E or 1, 1, 2 I] float32
+    down_proj_scale: Tensor | None = None  # [E or 1, 1, H] float32
 
 
 @dataclass
 class MoECTESpec(nl.NKIObject):
     """Which implementation, and its configuration; one that is not given has its defaults."""
 
-    implementation: MoECTEImplementation
-    shard_on_block: ShardOnBlockConfig = None  # type: ignore[assignment]
-    shard_on_I: ShardOnIConfig = None  # type: ignore[assignment]
+    implementation: MoECTEImplementation  # how work is divided
+    shard_on_block: ShardOnBlockConfig = None  # type: ignore[assignment]  # of shard_on_block
+    shard_on_I: ShardOnIConfig = None  # type: ignore[assignment]  # of shard_on_i
 
     def __post_init__(self) -> None:
         if self.shard_on_block is None:
