@@ -1,5 +1,6 @@
 """docs/accuracy.md: it has every published figure, and what it says of the quick ones is what comes out."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.accuracy import kernel_fusion, kiln  # noqa: E402
+from benchmarks.accuracy import evidence, kernel_fusion, kiln  # noqa: E402
 from benchmarks.accuracy.__main__ import PAGE  # noqa: E402
 from benchmarks.accuracy.cases import cases  # noqa: E402
 from benchmarks.accuracy.page import bias, error, rows  # noqa: E402
+from benchmarks.accuracy.public_kernels import SECTION  # noqa: E402
 
 CASES = cases()
 
@@ -38,6 +40,17 @@ def test_the_page_has_the_times_of_public_kernels():
     assert sum(map(len, kernel_fusion.GEMM.values())) == 30
     assert text.count("| kernel-fusion reports |") == 46
     assert text.count("| total and launch |") == len(kiln.MS)
+
+
+def test_nine_of_ten_times_of_whole_kernels_lie_within_the_widening_of_an_interval():
+    count, inside = map(int, re.search(r"Of (\d+) times .* covers (\d+)\.", PAGE.read_text()).groups())
+    assert count >= 90 and inside >= 0.9 * count
+    known = [(1.2, "trn2", True), (0.7, "trn2", True), (1.2, "trn2", False), (0.6, "trn1", True)]
+    assert evidence.covered(known, SECTION) == (inside_of(SECTION) + 2, 26 + 4)
+
+
+def inside_of(section):
+    return evidence.covered([], section)[0]
 
 
 def test_a_figure_is_used_in_one_of_four_ways():

@@ -107,6 +107,14 @@ def test_files_of_another_form_are_refused(written, data, why):
     assert caught.value.kind == "profile-file"
 
 
+def test_parquet_is_refused_by_name_as_a_file_and_as_a_folder(tmp_path):
+    (tmp_path / "Instruction.parquet").write_bytes(b"PAR1" + bytes(8) + b"PAR1")
+    for path in (tmp_path, tmp_path / "Instruction.parquet"):
+        with pytest.raises(NkiError, match="is Parquet, which is not read here") as caught:
+            device_trace.load(path)
+        assert caught.value.kind == "profile-file" and "--output-format json" in str(caught.value)
+
+
 def test_the_model_has_the_device_s_names():
     @nki.jit
     def kernel(x):

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import nki.language as nl
 from nki.timing.advisor import Advice, advise
 from nki.timing.measures import path_shares
 from nki.timing.replay import Replay
+from nki.timing.schedule import schedule
 from support import target
 
 KINDS = {
@@ -121,6 +123,19 @@ def test_tiled_loads_the_same_tiles_again_and_tensor_engine_waits():
     assert again.title == "rhs is loaded 8 times and lhsT 4 times: TensorE waits for DMA"
     assert "hoist the load out of the loop" in again.detail
     assert list(again.lines) == matmul_line(LOAD)
+
+
+def test_what_the_compiler_does_anyway_is_not_advised():
+    with target("trn2"):
+        program = matmul_kernels().tiled.trace(spec(2048, 1024), spec(2048, 2048))
+    kinds = [
+        {finding.kind for finding in advise(schedule(replace(program, transformed=transformed)))}
+        for transformed in (False, True)
+    ]
+    assert "reloaded-data" in kinds[0]
+    assert not {"reloaded-data", "repeated-work", "psum-serial"} & kinds[1]
+    with target("trn2"), nki.options(without=("loads",)):  # a compiler that does not
+        assert "reloaded-data" in {f.kind for f in advise(schedule(replace(program, transformed=True)))}
 
 
 def test_hoisting_gains_what_the_advisor_predicts():

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import error
-from ..files import read_json
+from ..files import open_regular, read_json
 from ..timing.measures import is_transpose
 from ..timing.operation import Operation
 from ..timing.timeline import Timeline, union_length
 from ..timing.timing_rules import ENGINES
 
 HELP = "write one with: neuron-profile view --output-format json (or neuron-explorer view, in the same way)"
+PARQUET = b"PAR1"  # how such a file begins
 LONGEST = 1e15  # ns: a time of a profile is shorter
 
 
@@ -59,6 +60,8 @@ CONTROL = (
 
 def load(path: str | os.PathLike[str]) -> RunEvents:
     """Return the events of a file; an error of the kind `profile-file` if it is no profile of a device."""
+    if _is_parquet(path):
+        raise error("profile-file", f"{os.fspath(path)} is Parquet, which is not read here", help=HELP)
     content = read_json(path, {}, kind="profile-file", what="a profile of a device", help=HELP)
     try:
         return _events(content)
@@ -66,6 +69,16 @@ def load(path: str | os.PathLike[str]) -> RunEvents:
         raise error(
             "profile-file", f"{os.fspath(path)} is not a profile of a device: {problem}", help=HELP
         ) from None
+
+
+def _is_parquet(path: str | os.PathLike[str]) -> bool:
+    """True for the other form in which Neuron Explorer exports a profile: a file, or a folder of them."""
+    if os.path.isdir(path):
+        return any(name.endswith(".parquet") for name in os.listdir(path))
+    if not os.path.isfile(path):
+        return False
+    with open_regular(path) as file:
+        return file.read(len(PARQUET)) == PARQUET
 
 
 def _events(content: Mapping[str, Any]) -> RunEvents:
