@@ -3,7 +3,8 @@
 Every sum of products has a column of stationary tiles and a column of moving ones. Where all pairs of some
 stationary and some moving columns occur, they are one product: the stationary tiles side by side are M, the
 moving ones N, and the terms K. A factor whose tiles already lie so in memory is used as it is; others are
-packed first, and widened to float32 on the way.
+packed first, and widened to float32 on the way. With `narrow`, for devices that multiply
+narrow floats as they are, so are factors of these.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from .tracking import Node
 from .values import Elements, SSAValue, matrix_strides, reshape_strides
 
 PACKED = 96 << 20  # bytes of one packed factor; larger products are split
+NARROW = ("bfloat16", "float16")  # that devices multiply as they are, with float32 sums
+ALIGNED = 8  # columns; products of other widths are up to four times slower on a GPU
 
 
 class ProductBuffer:
-    """Memory for a large product, or for a packed factor."""
+    """Memory for a large product, with rows of `pitch` float32 numbers."""
 
-    __slots__ = ("nbytes", "at")
+    __slots__ = ("nbytes", "pitch", "at")
 
-    def __init__(self, nbytes: int):
-        self.nbytes, self.at = nbytes, -1
+    def __init__(self, rows: int, pitch: int):
+        self.nbytes, self.pitch, self.at = 4 * rows * pitch, pitch, -1
 
 
 class FactorTile(NamedTuple):
@@ -108,7 +111,7 @@ class _Columns:
         return found
 
 
-def merge_products(nodes: Sequence[Node]) -> list[Gemm]:
+def merge_products(nodes: Sequence[Node], narrow: bool = False) -> list[Gemm]:
     """Return the products of a stage as large ones."""
     families: dict[Any, dict[tuple, Node]] = {}
     columns = _Columns()
@@ -121,20 +124,20 @@ def merge_products(nodes: Sequence[Node]) -> list[Gemm]:
             extra.append(node)
         else:
             family[left, right] = node
-    found = [gemm for family in families.values() for gemm in _cover(family)]
-    return found + (merge_products(extra) if extra else [])
+    found = [gemm for family in families.values() for gemm in _cover(family, narrow)]
+    return found + (merge_products(extra, narrow) if extra else [])
 
 
-def single_product(node: Node) -> Gemm:
+def single_product(node: Node, narrow: bool = False) -> Gemm:
     """Return the product of one node by itself."""
     value = node.outputs[0][1]
     value.in_product = None
     left, right = (tuple([term[side] for term in value.terms]) for side in (0, 1))
-    (gemm,) = _gemms([left], [right], {(left, right): node})
+    (gemm,) = _gemms([left], [right], {(left, right): node}, narrow)
     return gemm
 
 
-def _cover(family: dict[tuple, Node]) -> list[Gemm]:
+def _cover(family: dict[tuple, Node], narrow: bool) -> list[Gemm]:
     """Return groups of products that contain every pair of their stationary and moving columns."""
     rows: dict[Any, dict[Any, None]] = {}
     columns: dict[Any, dict[Any, None]] = {}
@@ -143,11 +146,13 @@ def _cover(family: dict[tuple, Node]) -> list[Gemm]:
         columns.setdefault(right, {})[left] = None
     by_row = _group(rows)
     by_column = _group(columns)
-    groups = by_row if len(by_row) <= len(by_column) else [(left, right) for right, left in by_column]
+    # with one moving column, the tiles of the result are contiguous: steps on a device read them as they are
+    fewer = len(by_row) < len(by_column) if narrow else len(by_row) <= len(by_column)
+    groups = by_row if fewer else [(left, right) for right, left in by_column]
     return [
         gemm
         for left, right in groups
-        for gemm in _gemms(sorted_by_offset(left), sorted_by_offset(right), family)
+        for gemm in _gemms(sorted_by_offset(left), sorted_by_offset(right), family, narrow)
     ]
 
 
@@ -167,8 +172,8 @@ def sorted_by_offset(columns: list[tuple[Elements, ...]]) -> list[tuple[Elements
     return sorted(columns, key=lambda column: (bases[column[0].base], column[0].offset))
 
 
-def _gemms(left: list[tuple], right: list[tuple], family: dict[tuple, Node]) -> list[Gemm]:
-    ways = _modes(left), _modes(right)
+def _gemms(left: list[tuple], right: list[tuple], family: dict[tuple, Node], narrow: bool) -> list[Gemm]:
+    ways = _modes(left, narrow), _modes(right, narrow)
     modes = ways[0].keys() & ways[1].keys() or ways[0] or ways[1] or {"outer"}
     mode = "outer" if "outer" in modes else "inner"
     a, b = _factor(left, mode, ways[0].get(mode)), _factor(right, mode, ways[1].get(mode))
@@ -177,20 +182,22 @@ def _gemms(left: list[tuple], right: list[tuple], family: dict[tuple, Node]) -> 
             half = len(columns) // 2
             parts = (columns[:half], columns[half:])
             pairs = [(part, right) for part in parts] if cut == 0 else [(left, part) for part in parts]
-            return [gemm for one, other in pairs for gemm in _gemms(one, other, family)]
-    return [_gemm(left, right, a, b, family)]
+            return [gemm for one, other in pairs for gemm in _gemms(one, other, family, narrow)]
+    return [_gemm(left, right, a, b, family, narrow)]
 
 
 # ---- factors -------------------------------------------------------------------------------------
 
 
-def _strided(columns: Sequence[tuple[Elements, ...]]) -> tuple[int, int] | None:
-    """Return the strides of all tiles as matrices [K, M] of float32 in one base; None: they differ."""
-    base = columns[0][0].base
+def _strided(columns: Sequence[tuple[Elements, ...]], narrow: bool) -> tuple[int, int] | None:
+    """Return the strides of all tiles as matrices [K, M] of one dtype in one base; None: they differ."""
+    base, dtype = columns[0][0].base, columns[0][0].dtype
+    if dtype.storage != FLOAT32 and not (narrow and dtype in NARROW):
+        return None
     layouts: dict[tuple, None] = {}
     for column in columns:
         for elements in column:
-            if elements.base is not base or elements.dtype.storage != FLOAT32:
+            if elements.base is not base or elements.dtype.storage != dtype.storage:
                 return None
             layouts[elements.shape, elements.strides] = None
     shared = None
@@ -211,12 +218,14 @@ def _width(column: tuple[Elements, ...]) -> int:
     return prod(column[0].shape) // column[0].shape[0]
 
 
-def _modes(columns: Sequence[tuple[Elements, ...]]) -> dict[str, tuple[int, int]]:
+def _modes(columns: Sequence[tuple[Elements, ...]], narrow: bool) -> dict[str, tuple[int, int]]:
     """Return the orders of terms in which a factor needs no packing, and its strides in each."""
-    strides = _strided(columns)
+    strides = _strided(columns, narrow)
     if strides is None:
         return {}
     rs, cs = strides
+    if columns[0][0].dtype in NARROW and any(step > 1 and step % ALIGNED for step in strides):
+        return {}
     for before, after in zip(columns, columns[1:], strict=False):
         step = _width(before) * cs
         if any(b.offset - a.offset != step for a, b in zip(before, after, strict=True)):
@@ -298,7 +307,9 @@ def _tile(
 # ---- the result ----------------------------------------------------------------------------------
 
 
-def _gemm(left: list[tuple], right: list[tuple], a: Factor, b: Factor, family: dict[tuple, Node]) -> Gemm:
+def _gemm(
+    left: list[tuple], right: list[tuple], a: Factor, b: Factor, family: dict[tuple, Node], narrow: bool
+) -> Gemm:
     nodes: list[Node] = []
     blocks: list[tuple[SSAValue, int, int, int, int]] = []
     row = 0
@@ -315,10 +326,10 @@ def _gemm(left: list[tuple], right: list[tuple], a: Factor, b: Factor, family: d
     target = _target(blocks, a.columns, b.columns)
     if target is not None:
         return Gemm(nodes, a, b, target, None, [], count)
-    result = ProductBuffer(4 * a.columns * b.columns)
+    result = ProductBuffer(a.columns, -(-b.columns // ALIGNED) * ALIGNED if narrow else b.columns)
     copies = []
     for value, row, column, _, _ in blocks:
-        value.in_product = (result, row * b.columns + column, b.columns)
+        value.in_product = (result, row * result.pitch + column, result.pitch)
         if value.stored_at is not None:
             copies.append((value, row, column))
     return Gemm(nodes, a, b, None, result, copies, count)

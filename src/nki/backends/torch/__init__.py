@@ -4,7 +4,10 @@ lanes      an array for the operands of many equal instructions, which numpy's f
 functions  the table of numpy's functions on tensors, so that instructions are defined once for both
 grids      the operands of many equal instructions as one strided or gathered part of memory
 schedule   which instructions run together, and in what order
-steps      the steps of a program, and the memory of their values
+batches    equal instructions as one step, with their operands
+gemms      equal products as one step, with their factors
+placement  the order of the members of all steps, and the memory of their values
+steps      all of this together: the steps of a program
 runner     runs the steps on tensors
 graphs     captures what a run asks of a GPU as a CUDA graph, and replays it
 backend    the backend itself

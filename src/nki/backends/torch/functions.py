@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# whose kernels take a number as an argument, which is faster; a division by one would be a multiplication
+_TAKE_NUMBERS = ("add", "subtract", "multiply", "eq", "ne", "lt", "le", "gt", "ge")
+
+
 class _named:
     """torch's function of this name, which can also write directly to a tensor."""
 
     def __init__(self, name: str):
         self.name = name
+        self.takes_numbers = name in _TAKE_NUMBERS
 
     def __call__(self, torch: object, *args: object) -> Any:
         return getattr(torch, self.name)(*args)

@@ -8,6 +8,7 @@ in one to three dimensions are strides of a view; others are an index, and their
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +38,7 @@ class OperandGrid:
 
     __slots__ = ("layout", "offsets", "count", "steps", "_index")
 
-    def __init__(self, layout: OperandLayout, offsets: Sequence[int]):
+    def __init__(self, layout: OperandLayout, offsets: Sequence[int] | np.ndarray):
         self.layout = layout
         self.offsets = np.asarray(offsets, np.int64)
         self.count = len(self.offsets)
@@ -48,6 +49,14 @@ class OperandGrid:
     def of(operands: Sequence[Elements]) -> OperandGrid:
         """Return the grid of operands of one layout."""
         return OperandGrid(layout_of(operands[0]), [offset_of(elements) for elements in operands])
+
+    def part(self, start: int, stop: int) -> OperandGrid:
+        """Return the grid of some members."""
+        return OperandGrid(self.layout, self.offsets[start:stop])
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * prod(self.layout.shape) * int(self.layout.dtype.itemsize)
 
     def regular(self, lead: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the strides of the members as an array of this shape; None: they are not regular."""
@@ -131,15 +140,111 @@ def _factors(offsets: np.ndarray, most: int) -> tuple[int, ...] | None:
 
 
 def common_lead(grids: Sequence[OperandGrid], count: int) -> tuple[int, ...]:
-    """Return the shape for the members of a step in which most operands are regular."""
+    """Return the shape for the members of a step in which most operands are regular, the largest first."""
     best: tuple[int, ...] = (count,)
-    most = sum(grid.regular((count,)) is not None for grid in grids)
-    if most == len(grids):
+    most = _regular_bytes(grids, best)
+    if most == sum(grid.nbytes for grid in grids):
         return best
     for grid in grids:
         lead = grid.factors()
         if lead is not None and lead != best:
-            fitting = sum(other.regular(lead) is not None for other in grids)
+            fitting = _regular_bytes(grids, lead)
             if fitting > most:
                 best, most = lead, fitting
     return best
+
+
+def _regular_bytes(grids: Sequence[OperandGrid], lead: tuple[int, ...]) -> int:
+    return sum(grid.nbytes for grid in grids if grid.regular(lead) is not None)
+
+
+class Part(NamedTuple):
+    """Members from `start` on whose operands are regular in the shape `lead`, at these distances."""
+
+    start: int
+    lead: tuple[int, ...]
+    steps: tuple[tuple[int, ...], ...]  # of each dimension, for each operand
+
+    @property
+    def stop(self) -> int:
+        return self.start + prod(self.lead)
+
+
+def regular_parts(grids: Sequence[OperandGrid], dims: int = 3) -> list[Part]:
+    """Split members into parts in which all these grids are regular, in up to so many dimensions."""
+    offsets = [tuple(row) for row in np.stack([grid.offsets for grid in grids], 1).tolist()]
+    parts = [Part(i, (), ()) for i in range(len(offsets))]
+    for _ in range(dims):
+        parts = _joined(parts, offsets)
+    return [part if part.lead else part._replace(lead=(1,)) for part in parts]
+
+
+def _joined(parts: list[Part], offsets: list[tuple[int, ...]]) -> list[Part]:
+    """Join neighbouring parts of one shape that follow each other at equal distances."""
+    found: list[Part] = []
+    i = 0
+    while i < len(parts):
+        first, j = parts[i], i + 1
+        step: tuple[int, ...] = ()
+        while j < len(parts) and parts[j].lead == first.lead and parts[j].steps == first.steps:
+            before, after = offsets[parts[j - 1].start], offsets[parts[j].start]
+            distance = tuple([b - a for a, b in zip(before, after, strict=True)])
+            if min(distance) < 0 or (j > i + 1 and distance != step):
+                break
+            step, j = distance, j + 1
+        found.append(first if j == i + 1 else Part(first.start, (j - i, *first.lead), (step, *first.steps)))
+        i = j
+    return found
+
+
+GATHERED = 3 << 20  # bytes that are gathered in the time of one launch more in a graph
+
+
+def worthwhile_parts(grids: Sequence[OperandGrid], launches: int, dims: int = 3) -> list[Part]:
+    """Return the parts to split a step into, each of so many launches; one: gathering costs less."""
+    parts = regular_parts(grids, dims)
+    gathered = sum(grid.nbytes for grid in grids)
+    if len(parts) == 1 or len(parts) * launches * GATHERED <= gathered:
+        return parts
+    count = grids[0].count
+    return [Part(0, (count,) if dims == 1 else common_lead(grids, count), ())]
+
+
+def copy_strided(torch: ModuleType, into: Tensor, values: Tensor) -> None:
+    """Copy a strided tensor; narrow elements four at a time, where they lie so."""
+    if into.dtype == values.dtype and into.element_size() == 2:
+        for dim in reversed(range(into.dim())):
+            if into.stride(dim) == values.stride(dim) == 1 and into.shape[dim] % 4 == 0:
+                wide = [_in_fours(torch, tensor.movedim(dim, -1)) for tensor in (into, values)]
+                if None not in wide:
+                    into, values = wide  # type: ignore[assignment]
+                break
+    into.copy_(values)
+
+
+def _in_fours(torch: ModuleType, tensor: Tensor) -> Any:
+    """Return a tensor of 2-byte elements as one of 8-byte elements; None: its addresses forbid it."""
+    steps = (tensor.data_ptr() // 2, tensor.storage_offset(), *tensor.stride()[:-1])
+    return None if any(step % 4 for step in steps) else tensor.view(torch.int64)
+
+
+class GridCopy:
+    """A copy of the members of one grid to those of another."""
+
+    __slots__ = ("target", "source", "lead")
+
+    def __init__(self, target: OperandGrid, source: OperandGrid, lead: tuple[int, ...]):
+        self.target, self.source, self.lead = target, source, lead
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether the target is a strided view."""
+        return self.target.regular(self.lead) is not None
+
+
+def grid_copies(target: OperandGrid, source: OperandGrid) -> list[GridCopy]:
+    """Return the copies of all members: strided ones, unless they are many small ones."""
+    parts = worthwhile_parts([target, source], 1)
+    if len(parts) == 1:
+        return [GridCopy(target, source, parts[0].lead)]
+    return [GridCopy(target.part(p.start, p.stop), source.part(p.start, p.stop), p.lead) for p in parts]

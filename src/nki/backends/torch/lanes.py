@@ -47,12 +47,13 @@ class Device:
             self.constants[key] = found
         return found
 
-    def number(self, value: object, dtype: object) -> Any:
-        """Return a number as a tensor without dimensions."""
-        key = (repr(value), dtype)  # 0.0 and -0.0 differ
+    def number(self, value: object, dtype: object, on_host: bool = False) -> Any:
+        """Return a number as a tensor without dimensions, on the device or on the host."""
+        key = (repr(value), dtype, on_host)  # 0.0 and -0.0 differ
         found = self.constants.get(key)
         if found is None:
-            found = self.torch.tensor(value, dtype=dtype).to(self.where)
+            found = self.torch.tensor(value, dtype=dtype)
+            found = found if on_host else found.to(self.where)
             self.constants[key] = found
         return found
 
@@ -158,6 +159,8 @@ class Lanes(NDArrayOperatorsMixin):
         return self.like(self.tensor[self._key(key)], self.dtype)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if not self.lent and 0 in self.tensor.stride():
+            self.tensor = self.tensor.contiguous()  # it was filled
         target = self if key is Ellipsis else self[key]
         if isinstance(value, Lanes) and target.dtype in _FLOATS and value.dtype in _FLOATS:
             target.tensor.copy_(aligned(value, target.ndim).tensor)  # which casts
@@ -222,7 +225,10 @@ class Lanes(NDArrayOperatorsMixin):
         return getattr(self.device.torch, held_as(dtype))
 
     def fill(self, value: object) -> None:
-        self[...] = value
+        if self.lent:
+            self[...] = value
+        else:
+            self.tensor = self.fitting(value).expand(self.tensor.shape)
 
     def doubt(self, mask: Lanes) -> None:
         """Record a mask; if it holds anywhere, the host runs the program and reports why."""
@@ -285,13 +291,14 @@ class Lanes(NDArrayOperatorsMixin):
         types = resolved(ufunc, tuple(_type(x) for x in inputs), None if dtype is None else np.dtype(dtype))
         rank = max(x.ndim for x in inputs if isinstance(x, Lanes))
         rank = max(rank, *(x.ndim for x in inputs if isinstance(x, np.ndarray)), 0)
-        tensors = [self._operand(x, t, rank) for x, t in zip(inputs, types, strict=False)]
+        on_host = getattr(form, "takes_numbers", False)
+        tensors = [self._operand(x, t, rank, on_host) for x, t in zip(inputs, types, strict=False)]
         if out is not None and _takes(out, form, types[-1], tensors):
             getattr(self.device.torch, form.name)(*tensors, out=out.tensor)
             return out  # type: ignore[no-any-return]
         return self.like(self.narrow(form(self.device.torch, *tensors), types[-1]), types[-1])
 
-    def _operand(self, value: object, dtype: np.dtype, rank: int) -> Any:
+    def _operand(self, value: object, dtype: np.dtype, rank: int, on_host: bool = False) -> Any:
         if isinstance(value, Lanes):
             return aligned(value, rank).as_type(dtype)
         if isinstance(value, np.ndarray) and value.ndim:
@@ -299,7 +306,7 @@ class Lanes(NDArrayOperatorsMixin):
             return lanes.numbers()
         wider = _UNSIGNED.get(dtype)
         held = getattr(self.device.torch, held_as(dtype) if wider is None else wider[0])
-        return self.device.number(np.asarray(value, dtype)[()].item(), held)
+        return self.device.number(np.asarray(value, dtype)[()].item(), held, on_host)
 
     def _reduce(
         self, ufunc: np.ufunc, array: Lanes, axis: Any = 0, keepdims: bool = False, dtype: Any = None

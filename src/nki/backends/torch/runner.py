@@ -20,10 +20,13 @@ from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import DType, f32
 from ...machine.machine import Machine
+from ..fused.products import NARROW
 from . import functions as functions  # fills the table
-from .grids import OperandGrid
+from .batches import Batch
+from .gemms import BatchedFactor, BatchedGemm
+from .grids import GridCopy, OperandGrid, copy_strided
 from .lanes import Device, Lanes, Unsupported, held_as
-from .steps import Batch, BatchedFactor, BatchedGemm, DevicePlan
+from .steps import DevicePlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +74,7 @@ class DeviceRunner:
             self.memories[storage] = self._new_memory(storage)
         self.arena = torch.empty(-(-plan.arena // 8) * 8, dtype=torch.uint8, device=where)
         self.views: dict[Any, Any] = {}
+        self.packed: dict[Any, Any] = {}  # factors that several products share
 
     def _new_memory(self, storage: Storage) -> Any:
         """Return new memory for what is written; with the old contents, where they matter."""
@@ -107,9 +111,9 @@ class DeviceRunner:
         outer = activate(self.core)  # type: ignore[arg-type]
         try:
             for step in self.plan.steps:
-                if step.__class__ is BatchedGemm:
+                if isinstance(step, BatchedGemm):
                     self._products(step)
-                else:
+                elif isinstance(step, Batch):
                     self._batch(step)
         finally:
             activate(outer)
@@ -136,8 +140,8 @@ class DeviceRunner:
 
     def _batch(self, step: Batch) -> None:
         if step.node.kind == "gather":
-            for target, source in step.copies:
-                self._copy(target, self.read(source, (source.count,)))
+            for copy in step.copies:
+                self._copy(copy, self.read(copy.source, copy.lead), self.memory(copy.target))
             return
         after: list[tuple[OperandGrid, Any]] = []
         outputs = [self._output(grid, old, step, after) for _, grid, old in step.outputs]
@@ -162,14 +166,14 @@ class DeviceRunner:
             made.tensor.copy_(self.read(old, step.lead).reshape(made.tensor.shape))
         return made
 
-    def _copy(self, target: OperandGrid, values: Tensor) -> None:
-        """Copy elements of one dtype."""
-        lead = (target.count,)
-        if target.regular(lead) is None:
-            target.write(self.torch, self.memory(target), values)
+    def _copy(self, copy: GridCopy, values: Tensor, memory: Tensor) -> None:
+        """Copy values to the target of a copy, in some memory."""
+        target = copy.target
+        values = values.reshape(*copy.lead, *target.layout.shape)
+        if copy.is_strided:
+            copy_strided(self.torch, target.read(self.torch, memory, copy.lead), values)
         else:
-            into = self.read(target, lead)
-            into.copy_(values.reshape(into.shape))
+            target.write(self.torch, memory, values)
 
     def _move(self, step: Batch, source: Lanes, target: Lanes) -> None:
         order = step.node.order
@@ -253,15 +257,23 @@ class DeviceRunner:
     def _products(self, step: BatchedGemm) -> None:
         dtype = self._held_dtype(step.dtype)
         left, right = self._side(step.left, dtype), self._side(step.right, dtype)
-        out, target = None, step.target or step.result
-        assert target is not None
-        if target.regular((step.count,)) is not None:
-            out = self.read(target, (step.count,))
-        made = self._multiplied(left.transpose(1, 2), right, out)
-        if out is None:
-            target.write(self.torch, self.memory(target), made)
+        target = step.results
+        columns = min(right.shape[2], target.layout.shape[1])  # those of padding are not defined
+        left, right = left[:, :, : step.rows].transpose(1, 2), right[:, :, :columns]
+        if target.regular((step.count,)) is None:
+            made = self._multiplied(left, right, None)
+            whole = made.new_empty(step.count, *target.layout.shape)
+            whole[:, :, :columns] = made
+            target.write(self.torch, self.memory(target), whole)
+        else:
+            made = self._multiplied(left, right, self.read(target, (step.count,))[:, :, :columns])
         for (rows, columns), stored_at in step.copies:
-            self._copy(stored_at, made[:, rows, columns])
+            part = made[:, rows, columns]
+            if stored_at.regular((step.count,)) is None:
+                stored_at.write(self.torch, self.memory(stored_at), part)
+            else:
+                into = self.read(stored_at, (step.count,))
+                into.copy_(part.reshape(into.shape))
 
     def _multiplied(self, left: Tensor, right: Tensor, out: Tensor | None) -> Any:
         """Return the products in float32. The product of two narrow numbers is exact there."""
@@ -277,28 +289,26 @@ class DeviceRunner:
         return torch.bmm(left, right, out=out, **options)
 
     def _side(self, side: BatchedFactor, dtype: Any) -> Any:
-        """Return a factor [count, K, M] in float32, or in the narrow dtype of all its tiles."""
-        shape = (side.count, side.rows, side.columns)
-        if side.stack is not None:
-            lead = (side.count, side.tiles)
-            tiles = self._tiles(side.stack, lead, dtype)
-            if side.tiles == 1:
-                return tiles.reshape(shape)
-            tiles = tiles.reshape(*lead, side.rows // side.tiles, side.columns)
-            return (tiles.transpose(1, 2) if side.terms > 1 else tiles).reshape(shape)
-        packed = self.torch.empty(shape, dtype=dtype, device=self.where)
+        """Return a factor [count, K, M or more] in float32, or in the narrow dtype of all its tiles."""
+        if side.view is not None:
+            return self._tiles(side.view, (side.count,), dtype)
+        if side.longest is None:
+            return self._packed(side, dtype)
+        key = (side.longest, dtype)
+        if key not in self.packed:
+            self.packed[key] = self._packed(side.longest, dtype)
+        return self.packed[key][:, : side.rows]
+
+    def _packed(self, side: BatchedFactor, dtype: Any) -> Any:
+        """Return a factor whose tiles are copied side by side."""
+        shape = (side.columns, side.rows) if side.transposed else (side.rows, side.pitch)
+        packed = self.torch.empty((side.count, *shape), dtype=dtype, device=self.where)
         memory = packed.reshape(-1)
-        for target, source in side.pieces:
-            count = (target.count,)
-            straight = target.regular(count) is not None
-            plain = source.layout.dtype in ("bfloat16", "float16")  # which a copy widens
-            tiles = self.read(source, count) if straight and plain else self._tiles(source, count, dtype)
-            tiles = tiles.reshape(*count, *target.layout.shape)
-            if straight:
-                target.read(self.torch, memory, count).copy_(tiles)
-            else:
-                target.write(self.torch, memory, tiles)
-        return packed
+        for copy in side.copies:
+            plain = copy.is_strided and copy.source.layout.dtype in NARROW  # which a copy widens
+            tiles = self.read(copy.source, copy.lead) if plain else self._tiles(copy.source, copy.lead, dtype)
+            self._copy(copy, tiles, memory)
+        return packed.transpose(1, 2) if side.transposed else packed
 
     def _tiles(self, grid: OperandGrid, lead: tuple[int, ...], dtype: Any) -> Any:
         tiles = self.read(grid, lead)

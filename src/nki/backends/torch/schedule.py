@@ -24,6 +24,7 @@ from ..fused.values import Elements, SSAValue, storage_elements
 
 MERGED = 4.0  # how many times smaller than all its tiles the factors of a merged product must be
 RESETS = ("reset", "reset_reduce", "load_reduce")  # commands that do not read the registers
+LAST = 1 << 30  # the level after which what only products read is computed, all of a stage together
 SETS = {State.vector_accumulator: "vector", State.scalar_accumulator: "scalar"}
 
 
@@ -77,7 +78,12 @@ class LevelScheduler:
                     depth, level = order
         if before is not None and before.stage == self.window:
             depth, level = max((depth, level), before.order)
-        order = (depth + 1, 0) if node.kind == "product" else self._after_memory(node, (depth, level))
+        if node.kind == "product":
+            order = (depth + 1, 0)
+        elif after is None and _feeds_products(node):
+            order = (depth, max(level, LAST) + 1)
+        else:
+            order = self._after_memory(node, (depth, level))
         for _, value, _ in node.outputs:
             if value.__class__ is SSAValue:
                 self.orders[value] = self.window, order
@@ -168,6 +174,17 @@ class LevelScheduler:
         return flags is not None and bool(flags.all())
 
 
+def _feeds_products(node: Node) -> bool:
+    """Return whether only products read what a node writes, and it reads no memory in place."""
+    values = [value for _, value, _ in node.outputs]
+    if any(value.__class__ is not SSAValue or value.stored_at is not None for value in values):
+        return False
+    if any(source.__class__ is not Elements for _, source in node.reads):
+        return False
+    readers = [reader for value in values for reader in value.readers]
+    return bool(readers) and all(reader.kind == "product" for reader in readers)
+
+
 # ---- what may be done together -------------------------------------------------------------------
 
 
@@ -236,12 +253,17 @@ def _factor_signature(factor: Factor) -> tuple:
 def products_of(nodes: Sequence[Node]) -> list[Gemm]:
     """Return the products of a stage: merged where that saves reading, else tile by tile, to be batched."""
     found: list[Gemm] = []
-    for gemm in merge_products(nodes):
-        if len(gemm.nodes) > 1 and _saved(gemm) < MERGED:
-            found += [single_product(node) for node in gemm.nodes]
+    for gemm in merge_products(nodes, narrow=True):
+        if len(gemm.nodes) > 1 and not _is_strided(gemm) and _saved(gemm) < MERGED:
+            found += [single_product(node, narrow=True) for node in gemm.nodes]
         else:
             found.append(gemm)
     return found
+
+
+def _is_strided(gemm: Gemm) -> bool:
+    """Return whether no factor has to be packed."""
+    return gemm.left.view is not None and gemm.right.view is not None
 
 
 def _saved(gemm: Gemm) -> float:
@@ -259,17 +281,21 @@ def _elements(elements: Elements) -> int:
     return found
 
 
-def groups(ordered: Sequence[tuple[tuple[int, int], StepMember]]) -> Iterator[list[Any]]:
-    """Iterate over the steps: lists of Gemms, or of members."""
+def groups(ordered: Sequence[tuple[tuple[int, int], StepMember]]) -> Iterator[tuple[int, list[Any]]]:
+    """Iterate over the steps: lists of Gemms, or of members, each with its depth."""
     stages: dict[tuple[int, int], list[StepMember]] = {}
     for order, member in ordered:
         stages.setdefault(order, []).append(member)
     for order in sorted(stages):
+        depth, level = order
         members = stages[order]
-        if order[1] == 0:
-            yield from _equal(products_of([m.node for m in members]), gemm_signature)
+        if level == 0:
+            # short sums first: the results of instructions before them then lie in ascending order
+            products = _equal(products_of([m.node for m in members]), gemm_signature)
+            found = sorted(products, key=lambda gemms: gemms[0].left.rows)
         else:
-            yield from _equal(members, signature)
+            found = list(_equal(members, signature))
+        yield from ((depth, group) for group in found)
 
 
 def _equal(items: Sequence[object], key: Any) -> Iterator[list[Any]]:
