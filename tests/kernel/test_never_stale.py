@@ -253,6 +253,105 @@ def test_an_import_inside_the_kernel(monkeypatch):
     changes(kernel, lambda: setattr(sys.modules["settings_of_mine"], "factor", 3.0))
 
 
+def imports_module(x):
+    import pack.conf
+
+    return scaled(x, pack.conf.s)
+
+
+def imports_module_by_another_name(x):
+    import pack.conf as conf
+
+    return scaled(x, conf.s)
+
+
+def imports_name(x):
+    from pack.conf import s
+
+    return scaled(x, s)
+
+
+def imports_module_from_package(x):
+    from pack import conf
+
+    return scaled(x, conf.s)
+
+
+IMPORTING = (imports_module, imports_module_by_another_name, imports_name, imports_module_from_package)
+
+
+@pytest.fixture
+def pack(monkeypatch):
+    """A package with a module that kernels import in their bodies."""
+    conf = package("pack.conf", s=2.0)
+    monkeypatch.setitem(sys.modules, "pack", package("pack", conf=conf))
+    monkeypatch.setitem(sys.modules, "pack.conf", conf)
+    return sys.modules["pack"]
+
+
+@pytest.mark.parametrize("body", IMPORTING, ids=lambda body: body.__name__)
+def test_what_a_kernel_takes_from_modules_that_it_imports(body, pack, monkeypatch):
+    kernel = nki.jit(body)
+    changes(kernel, lambda: setattr(pack.conf, "s", 3.0))
+    new = package("pack.conf", s=4.0)
+    monkeypatch.setitem(sys.modules, "pack.conf", new)
+    pack.conf = new
+    assert factor_of(kernel) == 4.0
+    monkeypatch.setitem(sys.modules, "pack", package("pack", conf=package("pack.conf", s=5.0)))
+    monkeypatch.setitem(sys.modules, "pack.conf", sys.modules["pack"].conf)
+    assert factor_of(kernel) == 5.0
+    assert kernel.cache_info().hits == 2  # in `changes`, before and after
+
+
+@pytest.mark.parametrize("body", IMPORTING, ids=lambda body: body.__name__)
+def test_imports_of_known_modules_let_a_program_be_used_again(body, pack):
+    kernel = nki.jit(body)
+    assert [factor_of(kernel) for _ in range(3)] == [2.0, 2.0, 2.0]
+    assert kernel.cache_info().hits == 2
+
+
+def test_a_variable_that_is_not_only_an_import_is_not_followed(pack):
+    def sets_it(x):
+        import pack.conf as conf
+
+        if x.shape[0] > 100:
+            conf = PKG.conf
+        return scaled(x, conf.s)
+
+    def uses_it_inside(x):
+        import pack.conf as conf
+
+        return scaled(x, (lambda: conf.s)())
+
+    def imports_twice(x):
+        import pack.conf as conf
+
+        if x.shape[0] > 100:
+            import pkg.conf as conf
+        return scaled(x, conf.s)
+
+    def imports_what_is_not_there(x):
+        if x.shape[0] > 100:
+            import no_such_module  # noqa: F401
+        return scaled(x, 2.0)
+
+    for body in (sets_it, uses_it_inside, imports_twice, imports_what_is_not_there):
+        kernel = nki.jit(body)
+        assert factor_of(kernel) == factor_of(kernel) == 2.0
+        assert kernel.cache_info().hits == 0 and "import in its body" in kernel.cache_info().reason
+
+
+def test_the_clock_of_an_imported_module_runs_at_every_call():
+    def kernel(x):
+        import time
+
+        return scaled(x, 0 * time.time() + 2)
+
+    kernel = nki.jit(kernel)
+    assert factor_of(kernel) == factor_of(kernel) == 2.0
+    assert kernel.cache_info().hits == 0 and "time.time" in kernel.cache_info().reason
+
+
 VARIABLE = contextvars.ContextVar("factor", default=2.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 import types
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -63,6 +64,79 @@ def uses(instructions: list[tuple[str, str, int]]) -> tuple[GlobalUse, ...]:
                     break
             found.append(GlobalUse(operation, name, tuple(attributes), offset))
     return tuple(found)
+
+
+class BodyImports(NamedTuple):
+    """The modules that a code object imports, what its variables get, and what it takes from these."""
+
+    modules: tuple[str, ...]
+    uses: tuple[GlobalUse, ...]  # `name` is a module, `attributes` lead from it to what is used
+
+
+def imports_in(code: types.CodeType, besides: Collection[str]) -> BodyImports | None:
+    """Return the imports of a code object, besides those of some modules.
+
+    None if a variable of an import is set by anything else, or is also one of functions inside.
+    """
+    steps = [i for i in dis.get_instructions(code) if i.opname not in BETWEEN]
+    bound: dict[str, set[tuple[str, ...]]] = {}  # variable: module, and the attributes that lead to its value
+    modules: list[str] = []
+    stores: set[int] = set()  # the steps that belong to an import
+    for number, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME" and step.argval not in besides:
+            modules.append(step.argval)
+            for at, variable, path in _targets(steps, number):
+                bound.setdefault(variable, set()).add(path)
+                stores.add(at)
+    if "" in bound or any(len(paths) > 1 for paths in bound.values()):
+        return None
+    uses = [GlobalUse("IMPORT_NAME", path[0], path[1:], 0) for paths in bound.values() for path in paths]
+    for number, step in enumerate(steps):
+        variables = _variables(step)
+        if number in stores or not bound.keys() & variables:
+            continue
+        if not step.opname.startswith("LOAD_FAST"):
+            return None  # set, deleted, or a variable of functions inside
+        for variable in variables[:-1]:
+            uses += [GlobalUse("VALUE", path[0], path[1:], step.offset) for path in bound.get(variable, ())]
+        for path in bound.get(variables[-1], ()):
+            taken = tuple(_taken(steps, number + 1))
+            uses.append(GlobalUse("VALUE", path[0], (*path[1:], *taken), step.offset))
+    return BodyImports(tuple(modules), tuple(uses))
+
+
+def _targets(steps: list[dis.Instruction], number: int) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Yield the steps that store what an import gives, with their variables and where the value is found.
+
+    The variable is "" where it is none of this function alone.
+    """
+    name, wanted = steps[number].argval, steps[number - 1].argval
+    root, *path = (name,) if wanted else name.split(".")  # `import a.b as c` takes b from a
+    taken: list[str] = []
+    for at in range(number + 1, len(steps)):
+        step = steps[at]
+        if step.opname == "IMPORT_FROM":
+            taken.append(step.argval)
+        elif step.opname.startswith("STORE_"):
+            variable = step.argval if step.opname == "STORE_FAST" else ""
+            yield at, variable, (root, *((taken[-1],) if wanted else path if taken else ()))
+            if not wanted:
+                return
+        elif step.opname not in ("SWAP", "ROT_TWO", "POP_TOP") or (step.opname == "POP_TOP" and wanted):
+            return
+
+
+def _variables(step: dis.Instruction) -> tuple[str, ...]:
+    """Return the local variables of a step; some have two."""
+    if "FAST" not in step.opname and "DEREF" not in step.opname and "CLOSURE" not in step.opname:
+        return ()
+    return step.argval if isinstance(step.argval, tuple) else (str(step.argval),)
+
+
+def _taken(steps: list[dis.Instruction], number: int) -> Iterator[str]:
+    while number < len(steps) and steps[number].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        yield steps[number].argval
+        number += 1
 
 
 def _operation(number: int) -> tuple[str, int | None]:

@@ -19,7 +19,7 @@ from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 from . import pure
-from .global_names import READING, GlobalUse, names_in
+from .global_names import READING, GlobalUse, imports_in, names_in
 
 LARGEST = 20_000  # objects that are followed
 _MISSING = object()
@@ -197,17 +197,38 @@ class Snapshot:
         if not pure.BY_TEXT.isdisjoint(code.co_names) and any("__" in text for text in _texts(code)):
             self._place = Place(code, 0, "attributes by their names")
             raise self._unknown("one of them may lead to a namespace")
+        whole = set()
         for use in names_in(code):
             self._place = Place(code, use.offset, ".".join((use.name, *use.attributes)))
             if use.operation in READING:
                 self._global(use, function.__globals__, function.__builtins__)
             elif use.operation != "IMPORT_NAME":
                 raise self._unknown("it changes a global")
-            elif use.name not in pure.WHOLE_MODULES or ("." in use.name and not use.attributes):
-                raise self._unknown("an import in its body")
-            else:
+            elif use.name in pure.WHOLE_MODULES and ("." not in use.name or use.attributes):
+                whole.add(use.name)
                 self._note(sys.modules, use.name, sys.modules.get(use.name))
                 self._add([sys.modules.get(use.name)])
+        if any(use.operation == "IMPORT_NAME" and use.name not in whole for use in names_in(code)):
+            self._imports(code, whole, function.__builtins__)
+
+    def _imports(self, code: types.CodeType, besides: set[str], builtins: Mapping[str, Any]) -> None:
+        """Follow what a function takes from modules that it imports itself; they are imported already."""
+        found = imports_in(code, besides)
+        self._place = Place(code, 0, "an import in its body")
+        if found is None or not all(type(sys.modules.get(m)) is types.ModuleType for m in found.modules):
+            raise self._unknown("its variable is set elsewhere, or the module is unknown")
+        self._note(builtins, "__import__", builtins.get("__import__"))
+        for module in found.modules:
+            self._note(sys.modules, module, sys.modules[module])
+        for use in found.uses:
+            self._place = Place(code, use.offset, ".".join((use.name, *use.attributes)))
+            value: Any = sys.modules.get(use.name)
+            for attribute in use.attributes:
+                if type(value) is not types.ModuleType:
+                    break
+                value = self._attribute(value, attribute)
+            if use.operation == "VALUE":
+                self._add([value])
 
     def _global(self, use: GlobalUse, namespace: Mapping[str, Any], builtins: Mapping[str, Any]) -> None:
         if use.name.startswith("@"):  # not a Python name: pytest's, for asserts that fail
