@@ -32,6 +32,29 @@ if {page!r}:
     open({page!r}, "w", encoding="utf-8").write(profile.html())
 """
 
+# Microseconds per instruction of each part of a profile.
+STAGES = """
+import sys, time
+import nki
+from nki.backends.reference.collector import no_collections
+from nki.timing.schedule import plan
+from nki.timing.simulation import Simulation
+sys.path.insert(0, {path!r})
+from kernels import tiled
+times = [time.process_time()]
+with no_collections():
+    program = tiled.trace(nki.TensorSpec(({k}, {m}), "float32"), nki.TensorSpec(({k}, {n}), "float32"))
+    times.append(time.process_time())
+    plans = plan(program)
+    times.append(time.process_time())
+    Simulation(program.machine, plans).run()
+    times.append(time.process_time())
+    program.statistics()
+    times.append(time.process_time())
+print(*(1e6 * (b - a) / len(program) for a, b in zip(times, times[1:])))
+"""
+PARTS = ("tracing", "planning its operations", "simulating them", "counting")
+
 # In the page: milliseconds of each zoom step, drawing included.
 ZOOMS = """async () => {
   const { timeline } = report;
@@ -89,6 +112,15 @@ def profiled(m, k, n, page=""):
     return measured(PROFILE.format(path=str(MATMUL), m=m, k=k, n=n, page=page))
 
 
+def stage_rows(m, k, n):
+    """The parts of a profile, without findings and reports."""
+    times = measured(STAGES.format(path=str(MATMUL), m=m, k=k, n=n))
+    return [
+        (f"part of it: {part}, per instruction", f"{us:.1f} us", "")
+        for part, us in zip(PARTS, times, strict=True)
+    ]
+
+
 def in_browser(page):
     """Milliseconds until the timeline is painted, of the slower zoom steps and of the slowest search."""
     from playwright.sync_api import sync_playwright
@@ -131,8 +163,12 @@ def run():
         many, long, large, advice = profiled(4096, 8192, 8192, page)
         shown = page_rows(page)
     growth = (long / short) / (many / few)
+    million, longest, largest, _ = profiled(40960, 8192, 8192)
     return [
-        (f"profile of {many:,.0f} instructions", f"{long:.1f} s", "8 s"),
+        (f"profile of {many:,.0f} instructions", f"{long:.1f} s", "1 s"),
+        *stage_rows(4096, 8192, 8192),
+        (f"profile of {million:,.0f} instructions", f"{longest:.0f} s", "10 s"),
+        ("its memory, advice included", f"{largest:.2f} GiB", "2 GiB"),
         ("its memory, advice included", f"{large:.2f} GiB", "0.6 GiB"),
         ("advice / trace and schedule", f"{advice / long:.2f}x", "1x"),
         *shown,
