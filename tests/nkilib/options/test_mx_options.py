@@ -45,7 +45,7 @@ def projection(**o: Any) -> np.ndarray:
     if x.shape[-1] == H + 4:
         factor, x = o["input"][..., -4:].copy().view(np.float32).astype(np.float64), x[..., :-4]
     gamma = o.get("gamma_norm_weights")
-    if o.get("is_h_dim_4h_transposed"):
+    if o.get("is_h_dim_4h_transposed") or o.get("is_input_swizzled"):
         back = np.argsort(swizzled(np.arange(H)))
         x, gamma = x[..., back], None if gamma is None else gamma[..., back]
     if o.get("fused_norm_type"):
@@ -104,6 +104,7 @@ CASES = [
     ),
 ]
 PREFILL = [
+    Option("is_input_swizzled", {"is_input_swizzled": True, "input": SWIZZLED["input"]}),
     Option("STATIC_MX-fp8-tokens", {"input": random((B, S, H), FP8)}),
     Option(
         "ROW_MX", {"input": ROWS, "quantization_type": ROW_MX, "qkv_w_scale": ROW_SCALE, "qkv_in_scale": None}

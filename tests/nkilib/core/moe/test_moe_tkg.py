@@ -215,8 +215,9 @@ def test_older_names_still_work():
     a = case(2, 256, 32, 2, 1)
     got = run(moe_tkg, **a, outp_layout=MoEBlockIOLayout._128_Nprgs_Hfree_T)
     close_to(got.transpose(3, 1, 0, 2).reshape(2, 256), moe_tkg_ref(**a))
-    with pytest.raises(NotImplementedError, match="expert_gate_up_input_scale"):
-        run(moe_tkg, **a, gate_up_input_scale=np.ones((2, 1), np.float32))
+    for name in ("gate_up_input_scale", "down_input_scale"):
+        with pytest.raises(NotImplementedError, match=f"expert_{name}"):
+            run(moe_tkg, **a, **{name: np.ones((2, 1), np.float32)})
 
 
 NAMES = (

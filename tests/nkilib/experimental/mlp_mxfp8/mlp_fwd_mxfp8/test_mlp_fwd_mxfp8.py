@@ -104,7 +104,8 @@ def test_swizzled_operands_are_taken_as_they_are():
 def test_the_result_may_be_float32():
     x, gate_up, down = tensors(16, 256, 128)
     m = empty(16, 128)
-    y = run(mlp_forward_mxfp8_nki, x, gate_up, down, m, on="trn3", dtype=nl.float32, gate_up_tiles_m=2)
+    hints = {f"{part}_tiles_{side}": 2 for part in ("gate_up", "down") for side in "mnk"}
+    y = run(mlp_forward_mxfp8_nki, x, gate_up, down, m, on="trn3", dtype=nl.float32, **hints)
     assert y.dtype == np.float32
     close(y, mx_emulation.product(m, down), terms=128)
 
