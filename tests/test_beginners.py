@@ -113,6 +113,7 @@ MISTAKES = [
     ("float", lambda x, t: nl.ndarray((128, 8), float), "dtype", "write nl.float32"),
     ("float64", lambda x, t: nl.ndarray((128, 8), np.float64), "dtype", "x.astype(np.float32)"),
     ("nl.arange", lambda x, t: nl.arange(8), "removed", "index tiles with slices"),
+    ("round", lambda x, t: round(t), "operator", "use nl.copy(t, dtype=nl.int32)"),
     # memories and shapes
     ("256 rows", lambda x, t: nl.ndarray((256, 8), nl.float32), "partition-limit", "nl.tile_size.pmax"),
     ("a row", lambda x, t: nisa.tensor_tensor(t, t, t[0:1], nl.multiply), "shape", "nl.broadcast_to"),
@@ -329,6 +330,8 @@ FAILING = {
     "profile": lambda: nki.profile(doubled)(X.repeat(2, 0)),
     "a wrong call": lambda: run(lambda x, t: nisa.tensor_scalar(t, t, nl.add)),
     "an argument": lambda: doubled([1.0]),
+    "an attribute": lambda: run(lambda x, t: t.T),
+    "a name": lambda: run(lambda x, t: nl.mul(t, t)),
     "options": lambda: nki.options(typo=1),
     "jit": lambda: nki.jit(doubled, typo=1),
     "an assert": lambda: nki.jit(its_own_assert)(X),

@@ -46,7 +46,7 @@ def hide_our_frames(problem: BaseException) -> None:
         seen.add(id(one))
         ahead += [one.__cause__, one.__context__]
         frames = frames_of(one.__traceback__)
-        if isinstance(one, NkiError) or (frames and not _is_of_ours(frames[-1])):
+        if isinstance(one, NkiError) or not all(map(_is_of_ours, _asking(one, frames)[-1:])):
             one.__traceback__ = _linked([tb for tb in frames if not _is_of_ours(tb)])
 
 
@@ -57,6 +57,13 @@ def frames_of(traceback: types.TracebackType | None) -> list[types.TracebackType
         found.append(traceback)
         traceback = traceback.tb_next
     return found
+
+
+def _asking(problem: BaseException, frames: list[types.TracebackType]) -> list[types.TracebackType]:
+    """Return the frames down to the one that named a missing attribute, or all."""
+    if isinstance(problem, AttributeError) and frames and frames[-1].tb_frame.f_code.co_name == "__getattr__":
+        return frames[:-1]
+    return frames
 
 
 def _is_of_ours(traceback: types.TracebackType) -> bool:

@@ -322,6 +322,7 @@ _ARITHMETIC = {
     "pos": ("+", "nl.copy", "tensor_copy"),
     "invert": ("~", "nl.invert", "tensor_scalar"),
     "abs": ("abs()", "nl.abs", "tensor_scalar"),
+    "round": ("round()", "nl.copy(t, dtype=nl.int32)", "tensor_copy"),
 }
 
 
