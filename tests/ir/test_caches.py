@@ -15,7 +15,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.ir.caches import LRUCache, per_program
+from nki.ir.caches import LRUCache, cached_property, per_program
 
 
 @nki.jit
@@ -146,3 +146,26 @@ def test_a_derived_value_goes_with_its_program():
     del program
     gc.collect()
     assert value() is None
+
+
+def test_a_cached_property_waits_for_no_other_thread():
+    class Slow:
+        entered, leave = threading.Event(), threading.Event()
+
+        @cached_property
+        def value(self):
+            self.entered.set()
+            assert self.leave.wait(10)
+            return self
+
+    thread = threading.Thread(target=lambda: Slow().value)
+    thread.start()
+    assert Slow.entered.wait(10)
+    second = threading.Thread(target=lambda: Slow().value)  # with a lock of the class, it would not begin
+    Slow.entered.clear()
+    second.start()
+    began = Slow.entered.wait(5)
+    Slow.leave.set()
+    thread.join()
+    second.join()
+    assert began

@@ -7,11 +7,10 @@ derived once for a Program, holds no values, and is shared by all executions.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from ..ir.caches import per_program
+from ..ir.caches import cached_property, per_program
 from ..ir.instruction import Instruction, State
 from ..ir.liveness import last_uses
 from ..ir.program import Diagnostic, Item, Loop, Program, walk

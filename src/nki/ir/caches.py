@@ -1,7 +1,8 @@
-"""Caches: one class with bounds, for values by key, and one decorator, for what is derived from a Program."""
+"""Caches: one class with bounds, for values by key, and decorators, for what is derived from an object."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import threading
@@ -9,7 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -114,3 +115,19 @@ def per_program(make: Callable[Concatenate[T, P], V]) -> Callable[Concatenate[T,
         return values[key]
 
     return cached
+
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property(functools.cached_property):
+        """Cache a property without the lock that Python 3.10 and 3.11 hold for all objects of a class.
+
+        A process forked while another thread holds it would wait forever. Threads may compute it twice.
+        """
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            return vars(instance).setdefault(self.attrname, self.func(instance))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..machine.generations import find
 from ..machine.machine import Machine
+from .caches import cached_property
 from .effects import Effects, effects
 from .hooks import hooks
 from .instruction import Instruction, State

@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from ..backends.reference.collector import fewer_collections, no_collections
 from ..errors import error
 from ..files import read_json
+from ..ir.caches import cached_property
 from ..ir.program import Diagnostic, Loop, Program
 from ..ir.statistics import Statistics
 from ..ir.tree import leaves

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import error
+from ..ir.caches import cached_property
 from ..ir.layout import is_int
 from ..ir.program import Diagnostic, Program
 from ..ir.statistics import Statistics

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import Site
+from ..ir.caches import cached_property
 from ..ir.instruction import MatmulInstruction
 from ..ir.program import Program
 from ..ir.storage import Storage

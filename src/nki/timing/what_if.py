@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
+from ..ir.caches import cached_property
 from ..ir.dependences import RAW
 from ..ir.instruction import InstructionCost
 from ..ir.program import Program

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from ...ir.boxes import box, space_of
+from ...ir.caches import cached_property
 from ...ir.dependences import AccessHistory, Waits
 from ...ir.rewriting import replace_storages, replace_views
 from ...ir.storage import Storage
