@@ -37,3 +37,23 @@ def test_the_bytes_say_what_dis_says(source):
 def test_names_come_with_the_attributes_that_are_taken_from_them():
     code = (lambda: numpy.random.rand(3)).__code__  # noqa: F821
     assert tuple(use[:3] for use in names.names_in(code)) == (("LOAD_GLOBAL", "numpy", ("random", "rand")),)
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("getattr(x, 'v')", ["v"]),
+        ("getattr(x.y.z, 'v', None)", ["v"]),
+        ("hasattr(x, 'v') and getattr(x.y, 'w')", ["v", "w"]),
+        ("'{0.a[b]}'.format(x)", ["0", "a", "b"]),
+        ("format(x, 'd') + f'{x:3}'", []),
+        ("getattr(x, y)", [None]),
+        ("getattr(x, y, 'v')", [None]),
+        ("getattr(x(), 'v')", [None]),
+        ("map(getattr, [x], ['v'])", [None]),
+        ("y.format(x)", [None]),
+    ],
+)
+def test_attributes_are_found_by_their_texts_or_are_computed(expression, found):
+    code = eval(f"lambda x, y: {expression}").__code__
+    assert list(names.attributes_by_text(code)) == found

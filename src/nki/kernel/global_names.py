@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import re
 import sys
 import types
 from collections.abc import Collection, Iterator
@@ -13,6 +14,8 @@ READING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 NAMING = (*READING, "IMPORT_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 TAKING = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
 BETWEEN = ("CACHE", "PRECALL", "EXTENDED_ARG", "NOP", "PUSH_NULL")
+BY_TEXT = ("getattr", "hasattr")
+VARIABLES = (*READING, "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF")
 KNOWN = ((3, 11), (3, 12), (3, 13))  # versions whose bytes are read here, ten times faster than by `dis`
 
 
@@ -137,6 +140,41 @@ def _taken(steps: list[dis.Instruction], number: int) -> Iterator[str]:
     while number < len(steps) and steps[number].opname in ("LOAD_ATTR", "LOAD_METHOD"):
         yield steps[number].argval
         number += 1
+
+
+def attributes_by_text(code: types.CodeType) -> Iterator[str | None]:
+    """Yield the attributes that getattr, str.format and class patterns name; None if one is computed."""
+    if not any(name in code.co_names for name in (*BY_TEXT, "format")) and not _tuples_of_texts(code):
+        return
+    found = [i for i in dis.get_instructions(code) if i.opname not in BETWEEN]
+    for position, instruction in enumerate(found):
+        operation, name = instruction.opname, instruction.argval
+        if operation in READING and name in BY_TEXT:
+            yield _second_argument(found[position + 1 :])
+        elif operation in TAKING and name == "format":
+            template = _text(found[position - 1])
+            yield from (None,) if template is None else re.findall(r"\w+", template)
+        elif operation == "MATCH_CLASS":
+            yield from found[position - 1].argval
+
+
+def _second_argument(following: list[dis.Instruction]) -> str | None:
+    """Return the text that a call has after a variable, or attributes of one; None if it is another call."""
+    rest = iter(following)
+    if next(rest).opname in VARIABLES:
+        for instruction in rest:
+            if instruction.opname != "LOAD_ATTR":
+                return _text(instruction)
+    return None
+
+
+def _text(instruction: dis.Instruction) -> str | None:
+    is_text = instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str)
+    return instruction.argval if is_text else None
+
+
+def _tuples_of_texts(code: types.CodeType) -> bool:
+    return any(isinstance(c, tuple) and any(isinstance(i, str) for i in c) for c in code.co_consts)
 
 
 def _operation(number: int) -> tuple[str, int | None]:

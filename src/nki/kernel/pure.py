@@ -31,9 +31,9 @@ def words(text: str) -> frozenset[str]:
 
 BUILTINS = words("""
     __build_class__ __debug__ abs all any ascii bin bool bytearray bytes callable chr classmethod complex dict
-    divmod enumerate filter float format frozenset getattr hasattr hash hex int isinstance issubclass iter len
-    list map max min next object oct ord pow property range repr reversed round set slice sorted staticmethod
-    str sum super tuple type zip NotImplemented Ellipsis
+    divmod enumerate filter float format frozenset hash hex int isinstance issubclass iter len list map
+    max min next object oct ord pow property range repr reversed round set slice sorted staticmethod str sum
+    super tuple type zip NotImplemented Ellipsis
 """)
 NUMPY = words("""
     ndarray dtype generic integer floating inexact number prod sum cumsum cumprod min max mean all any arange
@@ -45,26 +45,34 @@ WHOLE_MODULES = ["nki.language", "nki.isa", "nki.collectives", "math", "operator
 
 # modules whose functions and classes are not followed
 PYTHON_MODULES = words("""
-    typing typing_extensions dataclasses enum collections contextlib functools copy operator fractions string
+    typing typing_extensions dataclasses enum collections contextlib functools copy operator fractions
 """)
+UNLISTED = words(
+    "fields get_type_hints attrgetter methodcaller"
+)  # of these modules: they read what is not compared
 NKI_PACKAGES = words("language isa collectives ir machine typing errors mx dtype")
 ONLY_RAISING = "nkilib.core.utils.kernel_assert"  # it finds a kernel's name for an error, in frames
 
-# attributes with underscores that do not lead from a value to a namespace
+# attributes with underscores that do not lead from a value to a namespace, or are compared
 DUNDERS = words("""
-    __init__ __post_init__ __new__ __init_subclass__ __call__ __class__ __name__ __qualname__ __module__
-    __doc__ __len__ __getitem__ __setitem__ __contains__ __iter__ __next__ __eq__ __ne__ __lt__ __le__ __gt__
-    __ge__ __hash__ __repr__ __str__ __bool__ __int__ __index__ __float__ __enter__ __exit__ __setattr__
-    __build_class__ __debug__ __annotations__ __firstlineno__ __static_attributes__ __classcell__
-    __classdict__
+    __init__ __post_init__ __new__ __init_subclass__ __call__ __class__ __name__ __qualname__ __len__
+    __getitem__ __setitem__ __contains__ __iter__ __next__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+    __hash__ __repr__ __str__ __bool__ __int__ __index__ __float__ __enter__ __exit__ __setattr__
+    __build_class__ __debug__
 """)
-REFUSED_ATTRIBUTES = words("gi_frame gi_code cr_frame ag_frame tofile dump")  # frames and files
-BY_TEXT = words("getattr hasattr attrgetter methodcaller format")  # these take an attribute by its name
+CLASS_BODY = words("""
+    __module__ __doc__ __annotations__ __firstlineno__ __static_attributes__ __classcell__
+    __classdict__
+""")  # names that the body of a class sets
+REFUSED_ATTRIBUTES = words("""
+    gi_frame gi_code cr_frame ag_frame tb_frame f_globals f_locals f_builtins f_back format_map tofile dump
+""")  # frames, attributes by computed names, files
 
 METACLASSES = (type, EnumMeta)
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, range, type(Ellipsis), type(NotImplemented))
 _METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, *_METHODS)
+_READING = words("format format_map __getattribute__ __subclasses__")  # what they take is named by a text
 _FIELD = type(vars(namedtuple("_Named", "field"))["field"])
 _CONSTANTS = (DType, Operator, types.GenericAlias, types.UnionType, _FIELD)
 
@@ -73,7 +81,8 @@ def _listed() -> Iterable[object]:
     yield from (getattr(builtins, name) for name in BUILTINS)
     yield from (v for v in vars(builtins).values() if isinstance(v, type) and issubclass(v, BaseException))
     for module in (math, cmath, operator, itertools):
-        yield from (v for v in vars(module).values() if callable(v) and not isinstance(v, types.FunctionType))
+        functions = (v for name, v in vars(module).items() if callable(v) and name not in UNLISTED)
+        yield from (v for v in functions if not isinstance(v, types.FunctionType))
     yield from (getattr(np, name) for name in NUMPY)
     yield from (v for v in vars(np).values() if isinstance(v, np.ufunc))
     yield from (functools.partial, functools.reduce, functools.cmp_to_key, OrderedDict, defaultdict, deque)
@@ -88,7 +97,9 @@ def is_pure(value: Any) -> bool:
     if kind in _IMMUTABLE or kind in _CONSTANTS or id(value) in _PURE:
         return True
     if kind in _DESCRIPTORS:
-        return id(value.__objclass__) in _PURE or is_written_in_python(value.__objclass__)
+        return value.__name__ not in _READING and (
+            id(value.__objclass__) in _PURE or is_written_in_python(value.__objclass__)
+        )
     if kind is types.BuiltinFunctionType:
         return id(value.__self__) in _PURE  # dict.fromkeys
     if issubclass(kind, Enum):
@@ -108,6 +119,11 @@ def _is_numpy_constant(value: Any) -> bool:
     return kind.__module__ == "torch" and kind.__name__ == "dtype" or kind.__name__ == "_ScalarMeta"
 
 
+def leads_out(name: str) -> bool:
+    """Return True for an attribute that may lead to what a snapshot does not follow."""
+    return (name.startswith("__") and name not in DUNDERS) or name in REFUSED_ATTRIBUTES
+
+
 _languages: list[str] = []
 
 
@@ -122,6 +138,11 @@ def is_listed_module(name: object) -> bool:
     root, _, rest = str(name).partition(".")
     ours = root == "nki" and rest.partition(".")[0] in NKI_PACKAGES
     return root in PYTHON_MODULES or ours or str(name).startswith(tuple(_languages))
+
+
+def is_listed(module: object, value: Any) -> bool:
+    """Return True for a function or class of a listed module that is not followed."""
+    return is_listed_module(module) and value.__name__ not in UNLISTED
 
 
 def is_written_in_python(cls: type) -> bool:

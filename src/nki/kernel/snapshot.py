@@ -12,27 +12,29 @@ import functools
 import sys
 import types
 import weakref
+from abc import ABCMeta, get_cache_token
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import CO_OPTIMIZED
 from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
+from ..ir.tensor import NkiTensor
 from . import pure
-from .global_names import READING, GlobalUse, imports_in, names_in
+from .global_names import BY_TEXT, READING, GlobalUse, attributes_by_text, imports_in, names_in
 
 LARGEST = 20_000  # objects that are followed
 _MISSING = object()
 _ADDED = ("__slotnames__", "__annotations_cache__", "__abstractmethods__")  # by Python, when a class is used
-_SKIPPED = pure.words("""
-    __module__ __doc__ __dict__ __weakref__ __qualname__ __annotations__ __parameters__ __orig_bases__
-    __dataclass_fields__ __dataclass_params__ __match_args__ __slots__ __static_attributes__ __firstlineno__
+_UNREAD = pure.words("""
+    __doc__ __annotations__ __parameters__ __orig_bases__ __dataclass_fields__ __dataclass_params__ __slots__
     __annotate__ __annotate_func__ __type_params__
-""").union(_ADDED)
+""")  # attributes of a class whose parts a kernel's Python does not read
 
-_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
+_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__name__", "__qualname__")
 _CONTENTS = attrgetter("cell_contents")
-_BASES = attrgetter("__mro__")
+_IDENTITY = attrgetter("__mro__", "__name__", "__qualname__")
 
 
 class Unknown(Exception):
@@ -64,6 +66,8 @@ class Snapshot:
         self._classes: list[type] = []
         self._contents: list[tuple[Any, Callable[[Any], tuple], tuple]] = []  # what can change, and its parts
         self._names: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}  # by the id of the namespace
+        self._registrations: object = None  # with abstract classes
+        self._attributes: set[str] = set()  # that the code takes from something
         self._seen: dict[int, Any] = {}
         self._todo: list[tuple[Any, Place | None]] = []
         self._place: Place | None = None  # what names the object that is followed
@@ -74,12 +78,14 @@ class Snapshot:
                 raise self._unknown(f"more than {LARGEST} objects")
             self._follow(value)
         self._seen.clear()
+        self._note_methods_of_tensors()
         self._states = [*chain.from_iterable(map(_STATE, self._functions))]
         self._empty = [vars(f) for f in self._functions if not vars(f)]
         self._root = [weakref.ref(f) for f in self._functions if f is function]
         self._functions = [f for f in self._functions if f is not function]
         self._cell_contents = [*map(_CONTENTS, self._cells)]
-        self._bases, self._sizes = [*map(_BASES, self._classes)], [*map(_size, self._classes)]
+        self._identities = [*chain.from_iterable(map(_IDENTITY, self._classes))]
+        self._sizes = [*map(_size, self._classes)]
 
     def holds(self) -> bool:
         """Return True if everything is as it was."""
@@ -89,8 +95,9 @@ class Snapshot:
                 all(map(is_, chain.from_iterable(map(_STATE, functions)), self._states))
                 and not any(self._empty)
                 and all(map(is_, map(_CONTENTS, self._cells), self._cell_contents))
-                and all(map(is_, map(_BASES, self._classes), self._bases))
+                and all(map(is_, chain.from_iterable(map(_IDENTITY, self._classes)), self._identities))
                 and [*map(_size, self._classes)] == self._sizes
+                and self._registrations in (None, get_cache_token())
                 and self._names_hold()
                 and all(_are_same(read(value), parts) for value, read, parts in self._contents)
             )
@@ -143,21 +150,32 @@ class Snapshot:
     # ---- classes and objects ---------------------------------------------------------------------
 
     def _class(self, cls: type) -> None:
-        if pure.is_listed_module(cls.__module__):
+        if pure.is_listed(cls.__module__, cls):
+            if isinstance(cls, ABCMeta):  # other classes may be registered with it
+                self._registrations = get_cache_token()
             return
         if type(cls) not in pure.METACLASSES or not pure.is_written_in_python(cls):
             raise self._unlisted(f"class {cls.__module__}.{cls.__qualname__}")
-        own, is_enum = vars(cls), type(cls) is not type
-        self._classes.append(cls)
-        for name in own:
-            if name not in _SKIPPED and not (is_enum and name.startswith("_") and name.endswith("_")):
-                self._note(own, name, own[name])
-                self._add([own[name]])
+        self._note_class(cls)
+        self._add(value for name, value in vars(cls).items() if name not in _UNREAD and name not in _ADDED)
         self._add(cls.__mro__[1:])
+
+    def _note_class(self, cls: type) -> None:
+        self._classes.append(cls)
+        own = vars(cls)
+        for name in own:
+            if name not in _ADDED:
+                self._note(own, name, own[name])
+
+    def _note_methods_of_tensors(self) -> None:
+        """Note those that the code names: they may be replaced."""
+        names = tuple(n for n in self._attributes.intersection(dir(NkiTensor)) if not n.startswith("__"))
+        self._contents.append((NkiTensor, _members(names), _members(names)(NkiTensor)))
 
     def _object(self, value: object) -> None:
         cls = type(value)
-        if _is_named_by_nki(value):  # nl.sbuf; not a tensor that a kernel left behind
+        if _is_named_by_nki(value):  # nl.tile_size; not a tensor that a kernel left behind
+            self._contents.append((value, _state, _state(value)))
             return
         if pure.is_listed_module(cls.__module__) or not all(map(_has_no_state, cls.__mro__)):
             is_function = cls is types.BuiltinFunctionType
@@ -166,17 +184,16 @@ class Snapshot:
         self._add([cls])
         if isinstance(value, tuple):
             self._add(value)
-        if hasattr(value, "__dict__"):
-            self._watch(value, _state)
+        self._watch(value, _state)
 
     # ---- functions and modules -------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType) -> None:
         module = function.__globals__.get("__name__")
-        is_listed = pure.is_listed_module(module) or module == pure.ONLY_RAISING
+        is_listed = pure.is_listed(module, function) or module == pure.ONLY_RAISING
+        self._functions.append(function)
         if is_listed and (not function.__closure__ or _is_named_by_nki(function)):
             return
-        self._functions.append(function)
         self._cells += function.__closure__ or ()
         try:
             self._add(map(_CONTENTS, function.__closure__ or ()))
@@ -190,13 +207,15 @@ class Snapshot:
             self._code(code, function)
 
     def _code(self, code: types.CodeType, function: Any) -> None:
-        for name in code.co_names:
-            if (name.startswith("__") and name not in pure.DUNDERS) or name in pure.REFUSED_ATTRIBUTES:
+        is_function = code.co_flags & CO_OPTIMIZED  # not the body of a class
+        for name in (*code.co_names, *attributes_by_text(code)):
+            if name is None:
+                self._place = Place(code, 0, "an attribute")
+                raise self._unknown("its name is computed")
+            self._attributes.add(name)
+            if pure.leads_out(name) and (is_function or name not in pure.CLASS_BODY):
                 self._place = Place(code, 0, name)
                 raise self._unlisted("the attribute")
-        if not pure.BY_TEXT.isdisjoint(code.co_names) and any("__" in text for text in _texts(code)):
-            self._place = Place(code, 0, "attributes by their names")
-            raise self._unknown("one of them may lead to a namespace")
         whole = set()
         for use in names_in(code):
             self._place = Place(code, use.offset, ".".join((use.name, *use.attributes)))
@@ -240,6 +259,8 @@ class Snapshot:
             if value is _MISSING:
                 raise self._unknown("the name is not defined")
             self._note(builtins, use.name, value)
+            if use.name in BY_TEXT:  # attributes_by_text has found what they take
+                return
         for attribute in use.attributes:
             if type(value) is not types.ModuleType:
                 break
@@ -272,12 +293,25 @@ def _size(cls: type) -> int:
     return len(own) - sum(map(own.__contains__, _ADDED))
 
 
+def _members(names: tuple[str, ...]) -> Callable[[type], tuple]:
+    return lambda cls: tuple(map(getattr, repeat(cls), names))
+
+
 def _pairs(value: Mapping) -> tuple:
     return (*value, *value.values())
 
 
 def _state(value: object) -> tuple:
-    return (type(value), *_pairs(vars(value)))
+    """Return the class, attributes and their values of an object; no Python of its class is run."""
+    try:
+        return (type(value), *_pairs(object.__getattribute__(value, "__dict__")))
+    except AttributeError:
+        return (type(value),)
+
+
+def _wrapped(*names: str) -> Callable[[Any], tuple]:
+    """Return a function that returns these parts of an object and its state."""
+    return lambda value: (*(getattr(value, name) for name in names), *_state(value))
 
 
 def _is_named_by_nki(value: object) -> bool:
@@ -301,26 +335,17 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _texts(code: types.CodeType) -> Iterator[str]:
-    """Yield the strings in a code object."""
-    for constant in code.co_consts:
-        for text in constant if isinstance(constant, tuple) else (constant,):
-            if isinstance(text, str):
-                yield text
-
-
 _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     tuple: iter,
     frozenset: iter,
     slice: attrgetter("start", "stop", "step"),
     types.MethodType: attrgetter("__func__", "__self__"),
-    staticmethod: lambda method: [method.__func__],
-    classmethod: lambda method: [method.__func__],
-    property: attrgetter("fget", "fset", "fdel"),
-    functools.cached_property: lambda method: [method.func],
-    functools.partial: attrgetter("func", "args", "keywords"),
 }
 _CHANGING: dict[type, Callable[[Any], tuple]] = {
     **dict.fromkeys((list, set, bytearray), tuple),
     **dict.fromkeys((dict, OrderedDict), _pairs),
+    **dict.fromkeys((staticmethod, classmethod), _wrapped("__func__")),
+    property: _wrapped("fget", "fset", "fdel"),
+    functools.cached_property: lambda method: (method.func,),
+    functools.partial: _wrapped("func", "args", "keywords"),
 }
