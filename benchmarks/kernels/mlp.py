@@ -7,6 +7,7 @@ from typing import Any
 from nki import TensorSpec
 from nkilib.core.mlp.mlp import mlp
 from nkilib.core.utils.common_types import NormType, QuantizationType
+from nkilib.experimental.mlp_train import mlp_bwd
 
 from . import Case
 
@@ -63,6 +64,18 @@ def norm(width: int) -> dict[str, Any]:
 
 
 ROW = {"quantization_type": QuantizationType.ROW}
+
+
+def gradient(tokens: int, h: int, i: int) -> Case:
+    """Time the backward: gate and up again, and six products."""
+    x, wide, down = (TensorSpec(shape, "bfloat16") for shape in ((tokens, h), (h, i), (i, h)))
+    moved = 2 * (3 * tokens * h + 6 * h * i)
+    label = f"{tokens}x{h}, I {i} bf16"
+    return Case(
+        "mlp_bwd", label, mlp_bwd, (x, x, wide, wide, down), moved, {"bfloat16": 16.0 * tokens * h * i}, lnc=2
+    )
+
+
 CASES = [
     sized((1, 1024, 4096, 3584), "bf16"),
     sized((1, 1024, 8192, 3584), "RMSNorm, bf16", lnc=2, **norm(8192)),
@@ -75,4 +88,6 @@ CASES = [
     microscaled((4, 1, 4096, 3584), "float4_e2m1fn_x4"),
     microscaled((4, 1, 4096, 3584), "float8_e4m3fn_x4"),
     microscaled((1, 1024, 4096, 3584), "float8_e4m3fn_x4"),
+    gradient(1024, 1024, 2048),
+    gradient(1024, 2048, 2048),
 ]

@@ -15,6 +15,7 @@ from nki.frameworks.torch import differentiable
 from nkilib.core.attention.attention_bwd import attention_bwd
 from nkilib.core.attention.attention_cte import attention_cte as forward_attention
 from nkilib.core.embeddings.rope import RoPE as forward_rope
+from nkilib.core.mlp.mlp import mlp as forward_mlp
 from nkilib.experimental import loss, misc, pooling
 from nkilib.experimental.conv import conv3d as forward_conv3d
 from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
@@ -22,6 +23,7 @@ from nkilib.experimental.deformable_attention import ms_deformable_attention as 
 from nkilib.experimental.deformable_attention import ms_deformable_attention_bwd
 from nkilib.experimental.gdn import gdn_cte as forward_gdn
 from nkilib.experimental.gdn import gdn_cte_bwd
+from nkilib.experimental.mlp_train import mlp_bwd
 from nkilib.experimental.norm import layer_norm as forward_layer_norm
 from nkilib.experimental.norm import layer_norm_bwd, rms_norm_bwd
 from nkilib.experimental.norm import rms_norm as forward_rms_norm
@@ -36,6 +38,7 @@ __all__ = [
     "gdn_cte",
     "layer_norm",
     "max_pooling_3d",
+    "mlp",
     "ms_deformable_attention",
     "rms_norm",
     "scatter_add",
@@ -188,6 +191,17 @@ def _gdn_cte_backward(
     return found if recurrent_state is not None else found[:5]
 
 
+def _mlp(hidden: Any, gate: Any, up: Any, down: Any) -> Any:
+    """mlp of hidden [B, S, H] with SiLU, without norm, biases and quantization."""
+    return forward_mlp(hidden, gate, up, down)[0]
+
+
+def _mlp_backward(dy: Any, hidden: Any, gate: Any, up: Any, down: Any) -> tuple:
+    size = hidden.shape[-1]
+    found = mlp_bwd(dy.reshape(-1, size), hidden.reshape(-1, size), gate, up, down)
+    return found[0].reshape(hidden.shape), *found[1:]
+
+
 def _rope_backward(dy: Any, x_in: Any, cos: Any, sin: Any, *options: Any, **named: Any) -> tuple:
     """The rotation back; angles have no gradient."""
     return forward_rope(dy, cos, -sin, *options, **named), None, None
@@ -205,6 +219,7 @@ gather = differentiable(misc.gather, _gather_backward)
 gdn_cte = differentiable(_gdn_cte, _gdn_cte_backward)
 layer_norm = differentiable(forward_layer_norm, _layer_norm_backward)
 max_pooling_3d = differentiable(pooling.max_pooling_3d, _max_pooling_backward, outputs=True)
+mlp = differentiable(_mlp, _mlp_backward)
 ms_deformable_attention = differentiable(forward_deformable, _deformable_backward)
 rms_norm = differentiable(forward_rms_norm, rms_norm_bwd)
 scatter_add = differentiable(_scatter_add, _scatter_add_backward)

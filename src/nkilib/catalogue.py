@@ -86,6 +86,7 @@ TABLE = [
         "core.mlp.mlp",
         "mlp mlp_kernel fused_mlp_isa_kernel",
         "2.27",
+        backward="mlp_bwd",
         also="feed-forward ffn swiglu layernorm",
     ),
     CatalogueRow("L09", "core.output_projection.output_projection_cte", "output_projection_cte", "2.27"),
@@ -470,6 +471,9 @@ TABLE = [
         also="layernorm normalization",
     ),
     CatalogueRow(EXTENSION, "experimental.norm", "rms_norm_bwd layer_norm_bwd", also="gradient training"),
+    CatalogueRow(
+        EXTENSION, "experimental.mlp_train", "mlp_bwd", also="feed-forward ffn swiglu gradient training"
+    ),
     CatalogueRow(EXTENSION, "experimental.gdn", "gdn_cte_bwd", also="gated deltanet gradient"),
 ]
 

@@ -149,10 +149,10 @@ def differentiate(name: str, dy: Tensor, x: Tensor, gamma: Tensor, centered: boo
         add_to(sums[0], product)
         if centered:
             add_to(sums[1], given)
-        store(
-            dx[tile.start_offset : tile.end_offset],
-            row_gradient(given, product, rows, factor, scale, centered),
-        )
+        found = row_gradient(given, product, rows, scale, centered)
+        ready = like(found, dx.dtype)
+        nisa.activation(ready, nl.copy, found, scale=factor)
+        nisa.dma_copy(dx[tile.start_offset : tile.end_offset], ready)
     return (dx,) + weight_gradients(sums, gamma, cores)
 
 
@@ -161,22 +161,19 @@ def add_to(total: Tensor, rows: Tensor) -> None:
     nisa.tensor_tensor(place, place, rows, nl.add, engine=nisa.gpsimd_engine)
 
 
-def row_gradient(
-    dy: Tensor, product: Tensor, rows: Tensor, factor: Tensor, scale: Tensor, centered: bool
-) -> Tensor:
-    """dx of some rows, in place of dy; product is dy times the normalised rows."""
+def row_gradient(dy: Tensor, product: Tensor, rows: Tensor, scale: Tensor, centered: bool) -> Tensor:
+    """dx / r of some rows, in place of dy; product is dy times the normalised rows."""
     count, columns = dy.shape
     nisa.tensor_tensor(product, product, scale[0:count], nl.multiply)
     along, mean = new_column(count), new_column(count)
-    nisa.tensor_reduce(along, nl.add, product, 1, negate=True)
-    nisa.tensor_scalar(along, along, nl.multiply, 1.0 / columns)
-    nisa.tensor_tensor(dy, dy, scale[0:count], nl.multiply)
+    nisa.activation_reduce(product, nl.copy, product, nl.add, along)
+    nisa.tensor_scalar(along, along, nl.multiply, -1.0 / columns)
+    nisa.tensor_tensor(dy, dy, scale[0:count], nl.multiply, engine=nisa.gpsimd_engine)
     if centered:
         nisa.activation_reduce(product, nl.copy, dy, nl.add, mean)
         nisa.tensor_scalar(mean, mean, nl.multiply, 1.0 / columns)
         nisa.tensor_scalar(dy, dy, nl.subtract, mean)
     nisa.scalar_tensor_tensor(dy, rows, nl.multiply, along, nl.add, dy)
-    nisa.activation(dy, nl.copy, dy, scale=factor)
     return dy
 
 
