@@ -416,6 +416,17 @@ def test_nothing_overflows_light_or_dark_at_any_width(page_of, viewer, scheme, w
     assert (ground == "rgb(243, 245, 248)") == (scheme == "light")
 
 
+def test_a_step_without_maps_has_its_figures_and_names_the_command_for_more(page_of):
+    shown = page_of(nki.show(scaled, megabytes=0.002)(X))
+    every = shown.ask("viewer.run.every")
+    assert every > 1 and press(shown, "ArrowRight") == 2
+    assert f"one step in {every}" in shown.page.inner_text("#sampled")
+    assert "--steps 1:12" in shown.page.inner_text("#sampled")
+    assert "its values are not in this file" in shown.page.inner_text("#operands")
+    assert f"max {float(2 * X[:128].max()):.4g}" in shown.page.inner_text("#operands")
+    assert press(shown, "Home", "n") == 3  # breakpoints on values are exact
+
+
 def test_pages_without_values_or_steps_open_too(page_of):
     shown = page_of(nki.show(scaled)(nki.TensorSpec((256, 24), "float32")))
     assert press(shown, "End") == 12 and "no values" in shown.page.inner_text("#operands")

@@ -92,7 +92,7 @@ class Viewer {
     const { every, window: part, steps } = this.run;
     const which = part ? `steps ${part[0] + 1} to ${Math.min(part[1], steps)}` : "the run";
     return `This file holds the values of ${every > 1 ? `one step in ${every} of ` : ""}${which}; ` +
-      `nki show --steps ${Math.max(1, this.at - 199)}:${Math.min(steps, this.at + 200)} writes one with those around this step.`;
+      `nki show with --steps ${Math.max(1, this.at - 199)}:${Math.min(steps, this.at + 200)} writes one with those around this step.`;
   }
 
   #loops() {
