@@ -404,6 +404,15 @@ def test_a_large_map_shows_the_means_of_blocks(page_of):
     assert float(mean) == pytest.approx(x[2:4, 32:48].mean(), rel=2**-7)
 
 
+def test_a_large_map_of_steps_that_were_asked_for_has_every_value(page_of):
+    x = RANDOM.standard_normal((128, 1024)).astype(np.float32)
+    shown = page_of(nki.show(wide, steps=range(1, 2))(x))
+    assert press(shown, "ArrowRight") == 2
+    for row, column in [(0, 0), (77, 801), (127, 1023)]:
+        text = shown.ask(f"viewer.maps[0].text({row}, {column})")
+        assert text == f"[{row}, {column}] = {x[row, column]!s}"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_overflows_light_or_dark_at_any_width(page_of, viewer, scheme, width):

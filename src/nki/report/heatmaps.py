@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 CELLS = (4096, 1024, 256)  # of a map, from fine to coarse
+MOST_CELLS = 1 << 18  # of a map of steps that were asked for
 BUDGET = 24 << 20  # bytes of all maps of a page
 MOST_SIDE = 4096  # elements of a side whose blocks are summed by a product, several times as fast
 CHUNK = 1 << 16  # bytes that the page unpacks at once
@@ -138,6 +139,7 @@ class HeatMaps:
         self.cells: list[Cells | None] = []
         self.used: list[int] = []  # of the steps that show each map, the one that stays longest
         self.nbytes = 0
+        self.levels = CELLS if steps is None else (MOST_CELLS, *CELLS)
         self.level = 0
         self.every = 1
 
@@ -156,7 +158,7 @@ class HeatMaps:
 
     def store(self, number: int, step: int, values: np.ndarray, unwritten: np.ndarray | None) -> None:
         """Store the cells of a map that has none yet."""
-        cells = coarsened(Cells(values, unwritten, True), CELLS[self.level])
+        cells = coarsened(Cells(values, unwritten, True), self.levels[self.level])
         if cells.exact:
             cells = Cells(values.copy(), None if unwritten is None else unwritten.copy(), True)
         self.cells[number], self.used[number] = cells, step
@@ -170,9 +172,9 @@ class HeatMaps:
             self.used[number] = step
 
     def _shrink(self) -> None:
-        if self.level + 1 < len(CELLS):
+        if self.level + 1 < len(self.levels):
             self.level += 1
-            most = CELLS[self.level]
+            most = self.levels[self.level]
             self.cells = [None if cells is None else coarsened(cells, most) for cells in self.cells]
         else:
             self.every *= 2
