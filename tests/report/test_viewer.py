@@ -15,7 +15,8 @@ import nki.language as nl
 from nki.testing import first_difference
 from report.test_html import OUTSIDE, Opened, decoded, unwound
 
-pytestmark = pytest.mark.filterwarnings("ignore::nki.NkiWarning")  # a kernel makes NaNs
+# kernels that make NaNs on purpose, and an older kind of loop
+pytestmark = pytest.mark.filterwarnings("ignore::nki.NkiWarning", "ignore::DeprecationWarning")
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((256, 24)).astype(np.float32)
