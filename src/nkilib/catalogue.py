@@ -24,6 +24,7 @@ DIFFERENTIABLE = (  # the names of nkilib.autograd, which imports PyTorch
     "gdn_cte",
     "layer_norm",
     "max_pooling_3d",
+    "mlp",
     "ms_deformable_attention",
     "rms_norm",
     "scatter_add",

@@ -15,6 +15,7 @@ from nkilib import catalogue
 from support import target
 
 BUILT = [kernel for kernel in catalogue.kernels() if kernel.is_built]
+VARYING = ("permute_a2av", "unpermute_a2av")  # all_to_all_v always warns of what hardware takes
 MISSING = [kernel for kernel in catalogue.kernels() if not kernel.is_built]
 
 
@@ -82,7 +83,8 @@ def test_the_example_of_a_docstring_runs_and_passes_nki_check(kernel):
     known = {"np": np, **vars(home)}
     example = doctest.DocTestParser().get_doctest(texts[0], known, kernel.name, None, 0)
     said: list[str] = []
-    with target("trn2"), checked(Path(nkilib.__file__).parent):
+    allowed = ("hardware-limit",) if kernel.name in VARYING else ()
+    with target("trn2"), checked(Path(nkilib.__file__).parent, allowed):
         outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)
     assert outcome.failed == 0, "".join(said)
 
