@@ -253,6 +253,23 @@ def test_the_first_stage_does_not_wait_for_the_banks_of_the_second():
     assert sum(core.start[first] < end for first, end in zip(firsts[1:], drained, strict=False)) >= 6
 
 
+def test_zeros_take_no_bank_ahead_of_products_that_come_before_them():
+    def body(x):
+        a, b = loaded(x, 0, (128, 128)), loaded(x, 128)
+        for _ in range(12):
+            product, total = tile(buffer=nl.psum), tile(buffer=nl.psum)
+            nisa.nc_matmul(product, a, b)
+            nisa.tensor_copy(tile(), product, engine=nisa.engine.scalar)
+            nisa.memset(total, 0.0)
+            nisa.nc_matmul(total, a, b)
+            nisa.tensor_copy(tile(), total, engine=nisa.engine.scalar)
+
+    core = timeline_of(body).cores[0]
+    zeros = [core.start[op.index] for op in core.operations if op.instruction.public == "memset"]
+    products = [core.start[op.index] for op in core.operations if op.kind == "tensor"][::2]
+    assert all(zero >= product for zero, product in zip(zeros, products, strict=True))
+
+
 def test_more_results_than_banks_wait_for_one_another_and_never_for_ever():
     def body(x):
         a, b = loaded(x, 0, (128, 128)), loaded(x, 128)

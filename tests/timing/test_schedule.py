@@ -160,7 +160,9 @@ def test_operations_that_wait_for_banks_are_tried_a_constant_number_of_times(mon
 
     asked = []
     fits = Banks.fits
-    monkeypatch.setattr(Banks, "fits", lambda banks, needs: asked.append(needs) or fits(banks, needs))
+    monkeypatch.setattr(
+        Banks, "fits", lambda banks, needs, turn: asked.append(needs) or fits(banks, needs, turn)
+    )
     profile(kernel, X, tiles=400)
     assert 800 < len(asked) < 8 * 400  # all of them at every freed bank would be 80,000
 

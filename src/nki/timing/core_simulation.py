@@ -78,7 +78,7 @@ class CoreSimulation:
         self.table: str | None = None
         self.activity = Activity(machine)
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
-        self.banks = Banks(machine, plan.uses)
+        self.banks = Banks(machine, plan.uses, plan.without_inputs)
         self.done_waits = done_waits(machine)
         self.tensor_free = 0.0  # when all parts of the PE array are free
         self.facts: dict[tuple[int, str], Facts] = {}  # by signature and engine

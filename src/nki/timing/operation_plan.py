@@ -51,6 +51,7 @@ class OperationPlan:
         self.apart: dict[int, set[int]] = {}  # operation -> those it waits for that share no byte with it
         self.accesses = [accesses(item.done) for item in items]
         self.uses = TileUses(self.accesses)
+        self.without_inputs = {at for at in self.uses.in_psum if not self.accesses[at].reads}
         self.signatures = [item.signature for item in items]
         self.costs = self._price()
         self.unordered = self._one_sided_hbm()

@@ -3,13 +3,14 @@
 A tile has its banks from the start of its first writer to its last use: the compiler "analyzes the memory
 dependency and allocates a physical address to each tile" (migration guide), so no tile waits for a bank
 because of its place in the program alone. A tile may take banks ahead of earlier ones while these still find
-theirs: what is live in program order always fits, so nothing waits forever.
+theirs: what is live in program order always fits, so nothing waits forever. An instruction without inputs is
+ready from the start, and takes its banks in program order: all zeros at once would hold every bank.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 
 from ..ir.liveness import Lifetime, RangeMaximum, live_bytes, union_size
@@ -24,8 +25,9 @@ BankNeeds = list[tuple[int, int]]  # (where the program uses a tile first, its b
 class Banks:
     """The PSUM of one core."""
 
-    def __init__(self, machine: Machine, uses: TileUses):
+    def __init__(self, machine: Machine, uses: TileUses, without_inputs: Collection[int] = ()):
         unit = machine.psum_bank_bytes
+        self.in_turn = without_inputs  # positions that take banks in program order
         self.tiles = uses.in_psum  # position -> the tiles its instruction uses
         self.sizes = {tile: -(-tile.pitch // unit) for tile in uses.psum}  # banks
         self.left = {tile: len(positions) for tile, positions in uses.psum.items()}  # uses to come
@@ -47,7 +49,7 @@ class Banks:
 
         Writers of one tile may run in any order: the first takes its banks.
         """
-        return self.fits(self.needs(position))
+        return self.fits(self.needs(position), position in self.in_turn)
 
     def needs(self, position: int) -> BankNeeds:
         """Return the banks that the instruction still needs."""
@@ -57,8 +59,10 @@ class Banks:
                 found[self.first[tile]] = found.get(self.first[tile], 0) + self.sizes[tile]
         return sorted(found.items())
 
-    def fits(self, needs: BankNeeds) -> bool:
+    def fits(self, needs: BankNeeds, in_turn: bool) -> bool:
         if len(self.free) < sum(banks for _, banks in needs):
+            return False
+        if in_turn and needs and needs[-1][0] != self.order[0]:
             return False
         return all(self._may_take(first, banks) for first, banks in needs)
 
@@ -114,7 +118,8 @@ class StarvedQueues:
     def add(self, place: str, position: int, rank: int, index: int) -> None:
         needs = self.banks.needs(position)
         queues = self.queues.setdefault(place, {})
-        heappush(queues.setdefault(tuple(banks for _, banks in needs), []), (needs, rank, index))
+        key = (position in self.banks.in_turn, *(banks for _, banks in needs))
+        heappush(queues.setdefault(key, []), (needs, rank, index))
         self.waits.add(index)
         for tile in self.banks.tiles[position]:
             if tile not in self.banks.held:
@@ -130,7 +135,7 @@ class StarvedQueues:
                 heappop(queue)
             if not queue:
                 del queues[key]
-            elif queue[0][1] < before and self.banks.fits(queue[0][0]):
+            elif queue[0][1] < before and self.banks.fits(queue[0][0], key[0]):
                 _, rank, index = heappop(queue)
                 self.waits.discard(index)
                 yield rank, index

@@ -740,7 +740,7 @@ def test_decode_reaches_80_percent_of_the_bandwidth_that_dma_or_hbm_have(lnc, gi
     assert weights / gigabytes / 1e3 >= 0.8 * modelled_us(shape, lnc)
 
 
-@pytest.mark.parametrize("shape, most", [((4, 1, 4096, 1024), 84.6), ((64, 1, 8192, 2048), 292.4)])
+@pytest.mark.parametrize("shape, most", [((4, 1, 4096, 1024), 84.9), ((64, 1, 8192, 2048), 293.1)])
 def test_weights_of_decode_come_in_long_runs(shape, most):
     """Modelled microseconds; with a row of gate or up at a time it takes longer."""
     b, s, h, i = shape
