@@ -7,12 +7,17 @@ from nkilib.core.rmsnorm.rmsnorm_mx_prefill import rmsnorm_mx_prefill
 from nkilib.core.subkernels.rmsnorm_mx_quantize_tkg import rmsnorm_mx_quantize_tkg
 from nkilib.core.utils.common_types import RouterActFnType
 from nkilib.experimental.mla.deepseek.mla_qkv_cte import mla_qkv_cte_kernel
+from nkilib.experimental.mla.deepseek.mla_sparse_attention_cte import mla_sparse_attention_cte_kernel
 from nkilib.experimental.mla.deepseek.mla_vup_oproj_cte import mla_vupmx_oproj_cte_kernel
 from nkilib.experimental.qkv.qkv_cte_mla import qkv_mla_mx, qkv_mla_mx_deepseek_v4
+from nkilib.experimental.sparse_attention_indexer.sparse_attention_indexer_mx_bf16score import (
+    sparse_attention_indexer_mx_bf16score,
+)
 
 from . import Case
 
 HIDDEN = 7168
+PMAX = 128
 
 
 def bf16(*shape: int) -> TensorSpec:
@@ -189,7 +194,71 @@ def values_and_output(tokens: int, heads: int) -> Case:
     )
 
 
+def sparse_attention(queries: int, heads: int, rows: int, keys: int) -> Case:
+    """Each query gathers its own rows of the cache, 1152 bytes each."""
+    width = 512 + 64
+    return Case(
+        "mla_sparse_attention_cte_kernel",
+        f"{queries} queries, {heads} heads, {rows} of {keys} keys",
+        mla_sparse_attention_cte_kernel,
+        {
+            "q_lift_hbm": bf16(1, queries, heads, 512),
+            "q_pe_hbm": bf16(1, queries, heads, 64),
+            "c_kv_hbm": bf16(1, keys, 512),
+            "k_pe_hbm": bf16(1, keys, 64),
+            "topk_indices_hbm": TensorSpec((1, queries, rows), "int32"),
+            "softmax_scale": 0.07,
+        },
+        hbm_bytes=2 * queries * (heads * (width + 512) + rows * (width + 2)),
+        flops={"bfloat16": 2.0 * queries * rows * PMAX * (width + 512)},  # heads fill 128 columns or not
+        lnc=2,
+        platform="trn3",
+    )
+
+
+def indexer(tokens: int, keys: int, heads: int, k: int) -> Case:
+    """TensorE multiplies queries with keys, and adds up the heads by a second product."""
+    rank, tiles = 1536, -(-tokens // 128)
+    macs = tokens * (HIDDEN * (128 + heads) + rank * heads * 128)
+    return Case(
+        "sparse_attention_indexer_mx_bf16score",
+        f"{tokens} queries, {heads} heads, {k} of {keys} keys",
+        sparse_attention_indexer_mx_bf16score,
+        {
+            "x": bf16(tokens, HIDDEN),
+            "wq_b": fp8x4(rank // 4, heads * 128),
+            "wk": fp8x4(HIDDEN // 4, 128),
+            "k_norm_gamma": bf16(128),
+            "k_norm_beta": bf16(128),
+            "weights_proj": bf16(heads, HIDDEN),
+            "cos": bf16(tokens, 32),
+            "sin": bf16(tokens, 32),
+            "k_cache": bf16(1, 128, keys),
+            "mask": bf16(tokens, keys),
+            "n_heads": heads,
+            "head_dim": 128,
+            "rope_head_dim": 64,
+            "index_topk": k,
+            "start_pos": keys - tokens,
+            "wq_b_scale": codes(rank // 32, heads * 128),
+            "wk_scale": codes(HIDDEN // 32, 128),
+            "qr_qtz_hbm": TensorSpec((tiles, 128, rank // 512, 128), "uint32"),
+            "qr_scale_hbm": codes(tiles, 128, rank // 512, 128),
+            "emit_tiled_topk": True,
+        },
+        hbm_bytes=2 * tokens * (HIDDEN + 3 * keys) + rank * heads * 128,
+        flops={"mxfp8": 2.0 * macs, "bfloat16": 2.0 * tokens * keys * heads * 128},
+        other=("GpSimd", 4 * keys / 1.2e3 * tokens / 8 / 2),
+        lnc=2,
+        platform="trn3",
+    )
+
+
 CASES = [
+    sparse_attention(32, 16, 2048, 8192),
+    sparse_attention(16, 128, 2048, 8192),
+    indexer(256, 4096, 64, 2048),
+    indexer(512, 2048, 64, 512),
     absorbed(2048, 16),
     absorbed(1024, 128),
     values_and_output(2048, 16),

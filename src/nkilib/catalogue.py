@@ -277,6 +277,20 @@ TABLE = [
         also="mla latent attention deepseek output projection mxfp8 prefill",
     ),
     CatalogueRow(
+        "mla-sparse-attention-cte",
+        "experimental.mla.deepseek.mla_sparse_attention_cte",
+        "mla_sparse_attention_cte_kernel",
+        "2.32",
+        also="mla latent sparse attention deepseek dsa prefill gather",
+    ),
+    CatalogueRow(
+        "sparse-attention-indexer-mx-bf16score",
+        "experimental.sparse_attention_indexer.sparse_attention_indexer_mx_bf16score",
+        "sparse_attention_indexer_mx_bf16score",
+        "2.32",
+        also="mla sparse attention deepseek dsa lightning indexer topk mxfp8 prefill",
+    ),
+    CatalogueRow(
         HELPER,
         "core.subkernels.rmsnorm_mx_quantize_tkg",
         "rmsnorm_mx_quantize_tkg",

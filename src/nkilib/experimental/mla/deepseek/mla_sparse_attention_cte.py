@@ -1,0 +1,233 @@
+"""Attention of each query over the rows of a latent cache that an indexer has chosen for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
+from nkilib.core.utils.kernel_helpers import (
+    div_ceil,
+    get_verified_program_sharding_info,
+    interleave_copy,
+    program_share,
+)
+from nkilib.core.utils.mx_layout import LANES, TILE
+from nkilib.core.utils.projection import BANK_COLUMNS
+from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiled_range import TiledRange
+from nkilib.core.utils.tiles import new_column
+from nkilib.core.utils.types import Tensor
+from nkilib.experimental.misc.indexed_rows import rows_at
+
+LATENT = TILE  # 512
+MAX_ROWS = 2048  # that a query attends to: its scores fill half of PSUM
+
+
+@nki.jit
+def mla_sparse_attention_cte_kernel(
+    q_lift_hbm: Tensor,
+    q_pe_hbm: Tensor,
+    c_kv_hbm: Tensor,
+    k_pe_hbm: Tensor,
+    topk_indices_hbm: Tensor,
+    softmax_scale: float,
+    topk_tiled: bool = False,
+) -> Tensor:
+    """Return bfloat16 [1, S, H 512]: softmax over chosen rows r of (q_lift c_r + q_pe k_r) scale, times c_r.
+
+    q_lift is bfloat16 [1, S, H, 512], q_pe [1, S, H, R], c_kv [1, S_kv, 512] and k_pe [1, S_kv, R]; H and R
+    are at most 128. topk_indices is int32 [1, S, K], or with topk_tiled [ceil(S / 128), 16, 128, K / 16], in
+    which query 128 i + 8 t + g has rows 16 g ... 16 g + 15 of [i, t]; K is a multiple of 128 up to 2048. Rows
+    chosen twice count twice, negative indices are left out, which the page does not define. Latent 4 g + q of
+    a head is in its column 128 q + g of the result: mla_vupmx_oproj_cte_kernel reads it so. Cores share
+    the queries. The probabilities are rounded to bfloat16.
+
+    >>> import ml_dtypes
+    >>> q, pe = np.zeros((1, 2, 4, 512), ml_dtypes.bfloat16), np.zeros((1, 2, 4, 64), ml_dtypes.bfloat16)
+    >>> c = np.arange(300).reshape(1, 300, 1).repeat(512, 2).astype(ml_dtypes.bfloat16)
+    >>> chosen = np.full((1, 2, 128), -1, np.int32)
+    >>> chosen[0, :, :2] = [10, 20], [30, 32]
+    >>> out = mla_sparse_attention_cte_kernel(q, pe, c, c[..., :64].copy(), chosen, 0.1)
+    >>> out.shape, out[0, :, 0].tolist()
+    ((1, 2, 2048), [15.0, 31.0])
+    """
+    get_verified_program_sharding_info("mla_sparse_attention_cte_kernel", (0, 1), 2)
+    queries, heads, rotated, rows = check_operands(q_lift_hbm, q_pe_hbm, c_kv_hbm, k_pe_hbm)
+    chosen = index_rows(topk_indices_hbm, queries, topk_tiled)
+    kernel_assert(softmax_scale > 0, f"softmax_scale: got {softmax_scale}, expected a positive number")
+    out = nl.ndarray((queries, heads, LATENT), nl.bfloat16, buffer=nl.shared_hbm)
+    attention = SparseAttention(
+        c_kv_hbm.reshape((rows, LATENT)), k_pe_hbm.reshape((rows, rotated)), softmax_scale
+    )
+    first, end = program_share(queries)
+    for query in range(first, end):
+        result = attention.of(q_lift_hbm[0, query], q_pe_hbm[0, query], chosen[query])
+        nisa.dma_copy(out[query], result)
+    return out.reshape((1, queries, heads * LATENT))
+
+
+def check_operands(q: Tensor, q_pe: Tensor, c_kv: Tensor, k_pe: Tensor) -> tuple[int, int, int, int]:
+    """Return (S, H, R, S_kv)."""
+    assert_tensors((("q_lift_hbm", q), ("q_pe_hbm", q_pe), ("c_kv_hbm", c_kv), ("k_pe_hbm", k_pe)))
+    shape, pe = tuple(q.shape), tuple(q_pe.shape)
+    kernel_assert(
+        len(shape) == 4 and shape[0] == 1 and shape[2] <= PMAX and shape[3] == LATENT,
+        f"q_lift_hbm: got shape {shape}, expected (1, S, H, 512) with H <= 128",
+    )
+    kernel_assert(
+        len(pe) == 4 and pe[0:3] == shape[0:3] and pe[3] <= PMAX,
+        f"q_pe_hbm: got shape {pe}, expected {shape[0:3]} + (R,) with R <= 128",
+    )
+    kernel_assert(
+        len(c_kv.shape) == 3 and c_kv.shape[0] == 1 and c_kv.shape[2] == LATENT,
+        f"c_kv_hbm: got shape {tuple(c_kv.shape)}, expected (1, S_kv, 512)",
+    )
+    assert_shape(k_pe, (1, c_kv.shape[1], pe[3]), "k_pe_hbm")
+    named = (("q_lift_hbm", q), ("q_pe_hbm", q_pe), ("c_kv_hbm", c_kv), ("k_pe_hbm", k_pe))
+    for pair in named:
+        kernel_assert(
+            pair[1].dtype == nl.bfloat16, f"{pair[0]}: got dtype {pair[1].dtype}, expected bfloat16"
+        )
+    return shape[1], shape[2], pe[3], c_kv.shape[1]
+
+
+def index_rows(chosen: Tensor, queries: int, tiled: bool) -> Any:
+    """The indices as [queries or more, 128, K / 128]: in which order a query has its rows does not matter."""
+    assert_tensors((("topk_indices_hbm", chosen),))
+    shape = tuple(chosen.shape)
+    kernel_assert(chosen.dtype == nl.int32, f"topk_indices_hbm: got dtype {chosen.dtype}, expected int32")
+    if tiled:
+        tiles = div_ceil(queries, PMAX)
+        kernel_assert(
+            len(shape) == 4 and shape[0:3] == (tiles, 16, PMAX),
+            f"topk_indices_hbm: got shape {shape}, expected ({tiles}, 16, 128, K / 16)",
+        )
+        count, k = tiles * PMAX, 16 * shape[3]
+    else:
+        kernel_assert(
+            len(shape) == 3 and shape[0:2] == (1, queries),
+            f"topk_indices_hbm: got shape {shape}, expected (1, {queries}, K)",
+        )
+        count, k = queries, shape[2]
+    kernel_assert(
+        k % PMAX == 0 and 0 < k <= MAX_ROWS,
+        f"topk_indices_hbm: got K = {k}, allowed are multiples of 128 up to {MAX_ROWS}",
+    )
+    return chosen.reshape((count, PMAX, k // PMAX))
+
+
+class SparseAttention(nl.NKIObject):
+    """The cache, and one query after the other."""
+
+    def __init__(self, c_kv: Tensor, k_pe: Tensor, scale: float):
+        self.c_kv = c_kv
+        self.k_pe = k_pe
+        self.scale = scale
+        self.ones = nl.ndarray((PMAX, 1), nl.bfloat16, buffer=nl.sbuf)
+        nisa.memset(self.ones, 1.0)
+
+    def of(self, query: Tensor, query_pe: Tensor, chosen: Tensor) -> Tensor:
+        """Attention of one query [H, 512], [H, R] over the rows chosen [128, K / 128]: [H, 512]."""
+        heads, rotated, tiles = query.shape[0], query_pe.shape[1], chosen.shape[1]
+        places = nl.ndarray((PMAX, tiles), nl.int32, buffer=nl.sbuf)
+        valid = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(places, chosen)
+        nisa.tensor_scalar(valid, places, nl.greater_equal, 0.0)
+        nisa.tensor_scalar(places, places, nl.maximum, 0.0)
+        latent = nl.ndarray((PMAX, LANES, heads), nl.bfloat16, buffer=nl.sbuf)
+        position = nl.ndarray((rotated, heads), nl.bfloat16, buffer=nl.sbuf)
+        nisa.dma_transpose(latent, query.reshape_dim(1, (LANES, PMAX)))
+        nisa.dma_transpose(position, query_pe)
+        scores = nl.ndarray((heads, tiles, PMAX), nl.float32, buffer=nl.psum)
+        rows = []
+        for tile in range(tiles):
+            rows.append(
+                self.add_scores(scores[:, tile, :], latent, position, places[:, tile : tile + 1], tile)
+            )
+        powers = self.exponentials(scores)
+        total = nl.ndarray((heads, LATENT), nl.float32, buffer=nl.psum)
+        weight = nl.ndarray((heads, 1), nl.float32, buffer=nl.psum)
+        for tile in range(tiles):
+            across = nl.ndarray((PMAX, heads), nl.bfloat16, buffer=nl.psum)
+            nisa.nc_transpose(across, powers[:, tile, :])
+            counted = nl.ndarray((PMAX, heads), nl.bfloat16, buffer=nl.sbuf)
+            nisa.tensor_scalar(counted, across, nl.multiply, valid[:, tile : tile + 1])
+            nisa.nc_matmul(total, counted, rows[tile])
+            nisa.nc_matmul(weight, counted, self.ones)
+        return by_lanes(total, weight)
+
+    def add_scores(
+        self, scores: Tensor, latent: Tensor, position: Tensor, places: Tensor, index: int
+    ) -> Tensor:
+        """Scores [H, 128] of the rows at these places; returns the rows [128, 512]."""
+        rotated = position.shape[0]
+        rows = nl.ndarray((PMAX, LATENT), nl.bfloat16, buffer=nl.sbuf)
+        keys = nl.ndarray((PMAX, rotated), nl.bfloat16, buffer=nl.sbuf)
+        nisa.dma_copy(rows, rows_at(self.c_kv, places))
+        nisa.dma_copy(keys, rows_at(self.k_pe, places))
+        bank = nl.ndarray((PMAX, LANES, PMAX), nl.bfloat16, buffer=nl.psum)
+        for lane in range(LANES):
+            nisa.nc_transpose(bank[:, lane, :], rows[:, lane * PMAX : (lane + 1) * PMAX])
+        columns = nl.ndarray((PMAX, LANES, PMAX), nl.bfloat16, buffer=nl.sbuf)
+        interleave_copy(columns, bank, index)
+        across = nl.ndarray((rotated, PMAX), nl.bfloat16, buffer=nl.psum)
+        nisa.nc_transpose(across, keys)
+        turned = nl.ndarray((rotated, PMAX), nl.bfloat16, buffer=nl.sbuf)
+        interleave_copy(turned, across, index + 1)
+        for lane in range(LANES):
+            nisa.nc_matmul(scores, latent[:, lane, :], columns[:, lane, :])
+        nisa.nc_matmul(scores, position, turned)
+        return rows
+
+    def exponentials(self, scores: Tensor) -> Tensor:
+        """exp((scores - their largest) * scale) in bfloat16, [H, K / 128, 128]."""
+        heads, tiles = scores.shape[0], scores.shape[1]
+        room = BANK_COLUMNS // PMAX
+        largest = nl.ndarray((heads, div_ceil(tiles, room)), nl.float32, buffer=nl.sbuf)
+        for some in TiledRange(tiles, room):
+            part = scores[:, some.start_offset : some.end_offset, :]
+            nisa.tensor_reduce(largest[:, some.index : some.index + 1], nl.maximum, part, (1, 2))
+        shift = new_column(heads)
+        nisa.tensor_reduce(shift, nl.maximum, largest, 1)
+        nisa.tensor_scalar(shift, shift, nl.multiply, -self.scale)
+        powers = nl.ndarray((heads, tiles, PMAX), nl.bfloat16, buffer=nl.sbuf)
+        for some in TiledRange(tiles, room):
+            span = slice(some.start_offset, some.end_offset)
+            nisa.activation(powers[:, span, :], nl.exp, scores[:, span, :], bias=shift, scale=self.scale)
+        return powers
+
+
+def by_lanes(total: Tensor, weight: Tensor) -> Tensor:
+    """total / weight in bfloat16, column 4 g + q at 128 q + g."""
+    heads = total.shape[0]
+    inverse = new_column(heads)
+    nisa.reciprocal(inverse, weight)
+    out = nl.ndarray((heads, LATENT), nl.bfloat16, buffer=nl.sbuf)
+    place = out.reshape_dim(1, (LANES, PMAX)).permute((0, 2, 1))
+    nisa.tensor_scalar(place, total.reshape_dim(1, (PMAX, LANES)), nl.multiply, inverse)
+    return out
+
+
+def mla_sparse_attention_cte_ref(
+    q_lift: np.ndarray,
+    q_pe: np.ndarray,
+    c_kv: np.ndarray,
+    k_pe: np.ndarray,
+    topk_indices: np.ndarray,
+    softmax_scale: float,
+) -> np.ndarray:
+    """Return [1, S, H 512] in float64 of flat indices [1, S, K], laid out like the kernel's."""
+    queries, heads = q_lift.shape[1:3]
+    out = np.zeros((queries, heads, LATENT))
+    for s, chosen in enumerate(topk_indices[0]):
+        rows = chosen[chosen >= 0]
+        c, k = c_kv[0, rows].astype(np.float64), k_pe[0, rows].astype(np.float64)
+        scores = softmax_scale * (q_lift[0, s].astype(np.float64) @ c.T + q_pe[0, s].astype(np.float64) @ k.T)
+        powers = np.exp(scores - scores.max(1, keepdims=True))
+        out[s] = powers / powers.sum(1, keepdims=True) @ c
+    return out.reshape(queries, heads, PMAX, LANES).swapaxes(2, 3).reshape(1, queries, heads * LATENT)

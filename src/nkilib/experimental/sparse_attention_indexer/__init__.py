@@ -1,0 +1,1 @@
+"""The indexer of DeepSeek's sparse attention."""
