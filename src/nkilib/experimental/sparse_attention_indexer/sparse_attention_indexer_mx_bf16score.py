@@ -271,14 +271,12 @@ class Indexer(nl.NKIObject):
         batch, start, count = self.place(tile)
         first = batch * self.length + start
         columns = self.columns(self.x, first, count)
-        if cache is not None or rows_out is not None:
-            keys = self.key_rows(columns, start, count)
-            if rows_out is not None:
-                nisa.dma_copy(rows_out[start : start + count], keys)
-            else:
-                across = nl.ndarray((DEPTH, 1, count), nl.bfloat16, buffer=nl.sbuf)
-                transpose_rows(across, 0, 0, keys)
-                nisa.dma_copy(cache[batch, :, offset + start : offset + start + count], across[:, 0, :])
+        if rows_out is not None:
+            nisa.dma_copy(rows_out[start : start + count], self.key_rows(columns, start, count))
+        elif cache is not None:
+            across = nl.ndarray((DEPTH, 1, count), nl.bfloat16, buffer=nl.sbuf)
+            transpose_rows(across, 0, 0, self.key_rows(columns, start, count))
+            nisa.dma_copy(cache[batch, :, offset + start : offset + start + count], across[:, 0, :])
         if self.projection is None:
             return None
         if self.plain is not None:
