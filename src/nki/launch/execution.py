@@ -226,7 +226,7 @@ def _backends(options: Options, races: bool) -> list[Backend]:
         from ..backends.fused.backend import FusedBackend  # a call needs it, `import nki` does not
 
         chosen.append(FusedBackend())
-    if options.executor == "torch" or options.device not in ("", "cpu"):
+    if (options.executor == "torch" or options.device not in ("", "cpu")) and not races:
         from ..backends.torch.backend import TorchBackend
 
         chosen.insert(0, TorchBackend())

@@ -75,6 +75,17 @@ def test_programs_agree_however_steps_are_split(cost, monkeypatch):
     assert ran.count("ran") >= 4
 
 
+def test_two_cores_that_share_nothing_run_together():
+    from nkilib.core.attention.attention_cte import attention_cte
+
+    chance = np.random.default_rng(0)
+    shapes = ((3, 384, 64), (3, 64, 384), (3, 384, 64))
+    heads = [chance.standard_normal(shape).astype(np.float32) for shape in shapes]
+    assert assert_agrees(attention_cte[2].trace(*heads, scale=0.125), heads, "torch") == "ran"
+    ran = [assert_agrees(*program_of(seed, 0.1, 2, "trn2"), "torch") for seed in range(1000, 1010)]
+    assert "ran" in ran and "" in ran  # those that exchange values are refused
+
+
 @pytest.mark.parametrize("cost", (0, 1 << 60), ids=["always split", "never split"])
 def test_attention_and_mlp_agree_however_steps_are_split(cost, monkeypatch):
     from nkilib.core.attention.attention_cte import attention_cte

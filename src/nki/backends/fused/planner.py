@@ -95,6 +95,18 @@ def _apart(lowered: Lowered) -> int:
     return sum([s.flops for s, i in known if s.flops and not untracked.isdisjoint(touched(i))])
 
 
+def share_nothing(lowered: Lowered, storages: Storages) -> bool:
+    """Return whether no core writes what another one uses, so that their order does not matter."""
+    used = [_touched(lowered, core) for core in range(len(lowered.items))]
+    free = storages.write_once  # every element of these is written by one core, and never read
+    return not any(
+        (written & (read | others)) - free
+        for i, (_, written) in enumerate(used)
+        for j, (read, others) in enumerate(used)
+        if i != j
+    )
+
+
 def _touched(lowered: Lowered, core: int) -> tuple[set[Storage], set[Storage]]:
     """Return what a core reads, and what it writes."""
     read: set[Storage] = set()
@@ -161,11 +173,4 @@ def _independent(lowered: Lowered, cores: list[CorePlan], storages: Storages) ->
         step.__class__ is InstructionStep and step.kind == "fence" for core in cores for step in core.steps
     ):
         return False
-    used = [_touched(lowered, core) for core in range(len(cores))]
-    free = storages.write_once  # every element of these is written by one core, and never read
-    return not any(
-        (written & (read | others)) - free
-        for i, (_, written) in enumerate(used)
-        for j, (read, others) in enumerate(used)
-        if i != j
-    )
+    return share_nothing(lowered, storages)

@@ -58,7 +58,8 @@ class LevelScheduler:
 
     def __init__(self, storages: Storages):
         self.storages = storages
-        self.registers: dict[str, AccumulatorValue | None] = {}
+        self.core = 0  # whose nodes come now; each has registers of its own
+        self.registers: dict[tuple[int, str], AccumulatorValue] = {}
         self.orders: dict[SSAValue, tuple[int, tuple[int, int]]] = {}  # window and order of its producer
         self.memory: AccessLevels[tuple[int, int]] = AccessLevels()
         self.written: dict[Storage, np.ndarray] = {}
@@ -106,21 +107,21 @@ class LevelScheduler:
         instruction = node.instruction
         command = getattr(instruction, "reduce_cmd", None)
         lanes = instruction.operands()[0].shape[0]
-        known, name = self.registers.get(which), getattr(command, "name", "")
+        known, name = self.registers.get((self.core, which)), getattr(command, "name", "")
         defined = 0 if known is None else known.lanes
         user = "" if known is None else known.user
         if name in RESETS:
             after = AccumulatorValue(lanes, max(defined, lanes), instruction.public)
-            self.registers[which] = after
+            self.registers[self.core, which] = after
             return None, after
         if name == "idle" and which == "vector":
             after = AccumulatorValue(lanes, 0, user)
-            self.registers[which] = after
+            self.registers[self.core, which] = after
             return None, after
         if known is None or known.size < lanes:
             raise Refused(f"{instruction.public} continues registers of several instructions")
         after = AccumulatorValue(known.size, defined, instruction.public if which == "vector" else user)
-        self.registers[which] = after
+        self.registers[self.core, which] = after
         return known, after
 
     # ---- HBM that is read and written ------------------------------------------------------------

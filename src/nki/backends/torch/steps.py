@@ -8,9 +8,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...ir.caches import per_program
-from ...ir.program import Loop
+from ...ir.program import Item, Loop
 from ...ir.storage import Storage
 from ..fused.fusion import fuse
+from ..fused.planner import share_nothing
 from ..fused.products import Gemm
 from ..fused.storages import Storages
 from ..fused.tiles import Untrackable
@@ -63,24 +64,30 @@ def device_plan_of(lowered: Lowered) -> DevicePlan | Refused:
 
 
 def _planned(lowered: Lowered) -> DevicePlan:
-    if len(lowered.items) > 1:
-        raise Refused("it runs on two cores")
-    for item in lowered.items[0]:
-        if lowered.is_fence(item):
-            what = "a dynamic loop" if isinstance(item, Loop) else item.public
-            raise Refused(f"{what} depends on values at run time")
+    for items in lowered.items:
+        for item in items:
+            if lowered.is_fence(item):
+                what = "a dynamic loop" if isinstance(item, Loop) else item.public
+                raise Refused(f"{what} depends on values at run time")
     if not lowered.states.isdisjoint(UNPLANNED):
         raise Refused("it prints, generates random numbers or communicates with other ranks")
     storages = Storages(lowered)
+    if len(lowered.items) > 1 and (lowered.diagnostics or not share_nothing(lowered, storages)):
+        raise Refused("its two cores depend on each other")
+    return _steps(lowered, storages, [_nodes(lowered, storages, items) for items in lowered.items])
+
+
+def _nodes(lowered: Lowered, storages: Storages, items: Sequence[Item]) -> list[Node]:
+    """Return the nodes of a core."""
     tracker = Tracker(storages, lowered)
     try:
-        tracker.track(lowered.items[0])
+        tracker.track(items)
     except Untrackable as problem:
         raise Refused(f"a tile is not tracked value by value: {problem.why}") from None
-    return _steps(lowered, storages, fuse(tracker.nodes, tracker.fused))
+    return fuse(tracker.nodes, tracker.fused)
 
 
-def _steps(lowered: Lowered, storages: Storages, nodes: Sequence[Node]) -> DevicePlan:
+def _steps(lowered: Lowered, storages: Storages, cores: Sequence[Sequence[Node]]) -> DevicePlan:
     order = LevelScheduler(storages)
     steps: list[DeviceStep] = []
     open_nodes: list[Any] = []
@@ -94,7 +101,8 @@ def _steps(lowered: Lowered, storages: Storages, nodes: Sequence[Node]) -> Devic
         open_nodes, held = [], 0
         order.next_window()
 
-    for node in nodes:
+    for core, node in ((core, node) for core, nodes in enumerate(cores) for node in nodes):
+        order.core = core
         if node.kind == "memory":
             raise Refused(f"{node.instruction.public} is not supported there")
         new = sum(v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None)
