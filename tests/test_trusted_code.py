@@ -91,6 +91,7 @@ TRUSTED = {
     ("nki_mcp.reference", ".read_text"): OURS,
     ("nki_mcp.reference", "importlib.import_module"): OURS,
     ("open_nki.installation", ".read_bytes"): METADATA,
+    ("nkilib.docs", ".read_text"): OURS,
     ("open_nki.installation", ".read_text"): METADATA,
     ("open_nki.installation", "ast.literal_eval"): METADATA,
     ("open_nki.installation", "json.loads"): METADATA,

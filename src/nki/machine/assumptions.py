@@ -16,7 +16,6 @@ INFORMATIVE = frozenset(
         "vector_transpose_first_ns",
         "gpsimd_processors",
         "dma_queues",
-        "dma_semaphore_ns",
         "dma_saturating_bytes",
         "hwdge_units",
         "swdge_instruction_ns",
