@@ -112,6 +112,33 @@ def test_every_snippet_runs_and_its_kernels_pass_nki_check(document, tmp_path, m
         exec(program, {"__name__": "snippet"})
 
 
+# ---- the glossary --------------------------------------------------------------------------------
+
+KNOWN = {  # names and units that a reader knows, and names of projects
+    "API", "AWS", "CI", "CPU", "CS149", "CUDA", "GB", "GPU", "GiB", "HTML", "JAX", "JSON", "KB", "MB",
+    "NKIBench", "NumPy", "PyPI", "PySCF", "PyTorch", "SciPy",
+}  # fmt: skip
+NO_PROSE = ("glossary.md", "kinds.md", "library.md", "release-changes.md")
+
+
+def test_the_glossary_has_the_abbreviations_that_pages_use():
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorial").glob("*.md")]
+    used: dict[str, list[str]] = {}
+    for page in pages:
+        if page.name in NO_PROSE:
+            continue
+        prose = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
+        for word in set(re.findall(r"\b[A-Z][A-Za-z]*[A-Z][A-Za-z0-9]*\b", prose)) - KNOWN:
+            used.setdefault(word, []).append(page.name)
+    missing = {
+        word: found
+        for word, found in used.items()
+        if len(found) > 1 and not re.search(rf"\b{word}", glossary)
+    }
+    assert missing == {}
+
+
 @pytest.mark.tiny
 def test_snippets_keep_their_line_numbers_and_skip_marked_blocks():
     shown = "one\n\n   ```python\n   x = 1\n     + 1\n   ```\n"

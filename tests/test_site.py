@@ -14,6 +14,7 @@ import pytest
 import drawings
 import pages
 from documented_kernels import checked, show_source
+from nki.version import PACKAGE
 from test_docs import snippets
 
 ROOT = Path(__file__).parent.parent
@@ -158,6 +159,15 @@ def test_the_site_builds_without_a_warning():
     listed = re.findall(r"^- \[.+\]\((.+?)\)", (site / "llms.txt").read_text(), re.MULTILINE)
     assert [page for page in listed if not (site / page).exists()] == []
     assert {"agents.html", "index.html", "reference/nki.isa.html", "spec/library/moe.html"} <= set(listed)
+    home = (site / "index.html").read_text()
+    assert "Start the tutorial" in home and 'class="source">Source: <code>docs/index.md' in home
+    assert f"Open NKI {PACKAGE}" in home
+    for chapter in CHAPTERS:
+        assert (
+            f'href="notebooks/{chapter.stem}.ipynb"'
+            in (site / "tutorial" / f"{chapter.stem}.html").read_text()
+        )
+        assert (site / "tutorial" / "notebooks" / f"{chapter.stem}.ipynb").exists()
     too_large = [page.name for page in site.rglob("*.html") if page.stat().st_size > 400_000]
     assert too_large == [], "a page of more than 400 KB"
 

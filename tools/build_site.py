@@ -32,7 +32,7 @@ def prepare(target: Path = SOURCES) -> None:
     shutil.copytree(ROOT / "docs", target)
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
-        (target / {"README.md": "index.md"}.get(name, name)).write_text(text, encoding="utf-8")
+        (target / {"README.md": "about.md"}.get(name, name)).write_text(text, encoding="utf-8")
     (target / "reference").mkdir()
     for name, text in reference.pages().items():
         path = target / "reference" / name
@@ -42,6 +42,9 @@ def prepare(target: Path = SOURCES) -> None:
     (target / "reference" / "navigation.json").write_text(listed, encoding="utf-8")
     chapters = sorted(str(path) for path in (ROOT / "docs" / "tutorial").glob("[0-9]*.md"))
     pages.main(["--notebooks", str(target / "tutorial" / "notebooks"), *chapters])
+    for chapter in map(Path, chapters):
+        with (target / "tutorial" / chapter.name).open("a", encoding="utf-8") as page:
+            page.write(f"\n[This chapter as a notebook](notebooks/{chapter.stem}.ipynb)\n")
     (target / "llms.txt").write_text(llms.text(target), encoding="utf-8")
 
 

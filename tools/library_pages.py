@@ -121,7 +121,8 @@ def _page(family: Family) -> str:
     found = members(family)
     classes = [k for k in found if isinstance(k.target, type)]
     functions = [k for k in found if not isinstance(k.target, type)]
-    parts = [f"# {family.title}\n", f"{family.opening}\n", *map(layouts.drawing, family.layouts)]
+    head = f"---\nsource: src/nkilib/reference/{family.name}.md\n---\n"
+    parts = [f"{head}# {family.title}\n", f"{family.opening}\n", *map(layouts.drawing, family.layouts)]
     parts += ["## Kernels\n", _overview(found), "## Modelled time\n", _times(functions)]
     for kernel in functions:
         parts += [f"## {kernel.name}\n", _kernel(family, kernel, functions)]

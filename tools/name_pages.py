@@ -20,7 +20,7 @@ from nki.reference import sections
 DOCUMENTED = {"nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "ncc"}
 PRELUDE = "import numpy as np\nimport nki\nimport nki.isa as nisa\nimport nki.language as nl"
 RANKS = "\nimport nki.collectives as ncc\nfrom nki.ranks import run_ranks"
-_HEAD = "---\nsearch:\n  boost: 4\n---\n"  # a name's own page comes before pages that mention it
+_HEAD = "---\nsearch:\n  boost: 4\nsource: {}\n---\n"  # a name's own page comes before pages that mention it
 _ITEM = re.compile(r"^- ((?:`\w+`(?:, )?)+): (.*)$", re.MULTILINE)
 
 
@@ -41,11 +41,17 @@ def has_page(package: str, name: str) -> bool:
 def pages() -> dict[str, str]:
     """Return the text of each page by its path below reference/."""
     return {
-        f"{package}/{name}.md": _page(prefix, name, text)
+        f"{package}/{name}.md": _HEAD.format(source) + _page(prefix, name, found[name])
         for package, prefix in DOCUMENTED.items()
-        for _, found in topics(package)
-        for name, text in found.items()
+        for name, (source, found) in _sources(package).items()
     }
+
+
+def _sources(package: str) -> dict[str, tuple[str, dict[str, str]]]:
+    """Return the file of each name's text, and the texts of that file."""
+    files = (texts.TEXTS / package.rpartition(".")[2]).glob("*.md")
+    read = [(file.relative_to(texts.TEXTS.parents[2]).as_posix(), sections(file)) for file in files]
+    return {name: (path, found) for path, found in read for name in found}
 
 
 def navigation() -> dict[str, list[Any]]:
