@@ -1,6 +1,6 @@
-"""Write the stubs of nki.isa and nki.language: what editors and type checkers see of them.
+"""Write the stubs of nki.isa, nki.language and nki.collectives: what editors and type checkers see of them.
 
-Both modules define part of their names when they are imported, which no editor does. A stub lists the public
+These modules define part of their names when they are imported, which no editor does. A stub lists the public
 names and the old names that still work: functions and classes imported from their modules, the rest with
 type and text. It has no `__getattr__`, so that a type checker finds a misspelt name.
 
@@ -19,6 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nki.collectives
+import nki.collectives.groups
+import nki.collectives.operations
 import nki.ir.indexing
 import nki.ir.instruction
 import nki.ir.layout
@@ -56,13 +59,16 @@ TYPES = (
     nki.ir.indexing,
     nki.language.reductions,
     nki.language.dynamic_loop,
+    nki.collectives.groups,
+    nki.collectives.operations,
 )
+PACKAGES = ("collectives", "isa", "language")
 MODULES = {"np": "numpy as _np", "os": "os as _os"}  # by what annotations call them
 
 
 def files() -> dict[Path, str]:
     """Return the text of each stub by its path below src/."""
-    return {Path("nki", name, "__init__.pyi"): text(getattr(nki, name)) for name in ("isa", "language")}
+    return {Path("nki", name, "__init__.pyi"): text(getattr(nki, name)) for name in PACKAGES}
 
 
 def text(module: types.ModuleType) -> str:

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import nki  # noqa: E402
 from nkilib import autograd  # noqa: E402
-from nkilib.core.mlp.mlp import mlp  # noqa: E402
+from nkilib.experimental.conv.conv1d import conv1d  # noqa: E402
 
 
 def gradients(function, *tensors):
@@ -38,9 +38,9 @@ def test_cross_entropy_has_the_gradients_of_the_loss_and_of_the_logarithm(of):
 
 
 def test_the_error_of_a_kernel_without_backward_names_the_fallback():
-    x, up, down = torch.ones(1, 4, 128, requires_grad=True), torch.ones(128, 64), torch.ones(64, 128)
-    with pytest.raises(nki.NkiError, match="nkilib's mlp has no kernel for its gradients") as raised:
-        mlp(x, up, up, down)[0].sum().backward()
+    y = conv1d(torch.ones(1, 4, 8, requires_grad=True), torch.ones(3, 4, 2))
+    with pytest.raises(nki.NkiError, match="nkilib's conv1d has no kernel for its gradients") as raised:
+        y.sum().backward()
     assert raised.value.kind == "no-backward" and "gradient_of(reference)" in str(raised.value)
 
 
