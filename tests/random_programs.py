@@ -32,6 +32,10 @@ DTYPES = (
 )
 OPERATORS = ("add", "multiply", "maximum", "subtract")
 COMMANDS = ("idle", "reset", "reduce", "reset_reduce", "load_reduce")
+# by name: the cache compares tables; a kernel that computes the name of an attribute runs its Python again
+DTYPE_OF = {name: getattr(nl, name) for name in DTYPES}
+OPERATOR_OF = {name: getattr(nl, name) for name in OPERATORS}
+COMMAND_OF = {name: getattr(nisa.reduce_cmd, name) for name in COMMANDS}
 
 tile = st.integers(0, TILES - 1)
 columns = st.sampled_from([(0, COLUMNS), (0, 8), (4, 12), (8, 16), (3, 4)])
@@ -134,7 +138,7 @@ class Machine:
 
     def __init__(self, x, index, out, dtypes=("float32",) * TILES, rich=False):
         self.x, self.index, self.out = x, index, out
-        self.dtypes = [getattr(nl, name) for name in dtypes]
+        self.dtypes = [DTYPE_OF[name] for name in dtypes]
         self.tiles = [nl.ndarray((ROWS, COLUMNS), dtype) for dtype in self.dtypes]
         self.psum = nl.ndarray((ROWS, COLUMNS), nl.float32, buffer=nl.psum)
         if rich:
@@ -162,7 +166,7 @@ class Machine:
     def do(self, name, *args):
         """Issue an operation; what the rules refuse is left out."""
         with contextlib.suppress(nki.NkiError):
-            getattr(self, name)(*args)
+            STEPS[name](self, *args)
 
     # ---- plain ones ------------------------------------------------------------------------------
 
@@ -176,7 +180,7 @@ class Machine:
         nisa.memset(self.tiles[t][:, part[0] : part[1]], value)
 
     def combine(self, dst, a, b, op):
-        nisa.tensor_tensor(self.tiles[dst], self.tiles[a], self.tiles[b], getattr(nl, op))
+        nisa.tensor_tensor(self.tiles[dst], self.tiles[a], self.tiles[b], OPERATOR_OF[op])
 
     def scale(self, dst, src, part, factor):
         window = slice(*part)
@@ -268,7 +272,7 @@ class Machine:
         nisa.dma_copy(self.rows, self.index)
 
     def place_as(self, t, byte, dtype):
-        self.dtypes[t] = getattr(nl, dtype)
+        self.dtypes[t] = DTYPE_OF[dtype]
         self.tiles[t] = nl.ndarray((ROWS, COLUMNS), self.dtypes[t], address=(0, byte))
 
     def predicated(self, dst, src):
@@ -327,7 +331,7 @@ class Machine:
             bias=self.columns[:, 7:8],
             reduce_op=nl.add,
             reduce_res=self._result(place),
-            reduce_cmd=getattr(nisa.reduce_cmd, command),
+            reduce_cmd=COMMAND_OF[command],
         )
 
     def reduce_with(self, dst, src, command, place):
@@ -339,7 +343,7 @@ class Machine:
             1.0,
             nl.add,
             self._result(place),
-            reduce_cmd=getattr(nisa.reduce_cmd, command),
+            reduce_cmd=COMMAND_OF[command],
             reduce_init=self.columns[:, 0:1] if loads else None,
         )
 
@@ -351,7 +355,7 @@ class Machine:
             nl.add,
             0.5,
             2.0 if command == "load_reduce" else None,
-            reduce_cmd=getattr(nisa.reduce_cmd, command),
+            reduce_cmd=COMMAND_OF[command],
         )
 
     def select(self, dst, src, command, place):
@@ -361,7 +365,7 @@ class Machine:
             self.tiles[src],
             -3.0,
             reduce_res=self._result(place),
-            reduce_cmd=getattr(nisa.reduce_cmd, command),
+            reduce_cmd=COMMAND_OF[command],
         )
 
     def print(self, t):
@@ -600,3 +604,7 @@ def _bytes(value):
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     return [_bytes(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+# by name, as above
+STEPS = {name: step for name, step in vars(Machine).items() if not name.startswith("_")}

@@ -17,7 +17,7 @@ import nki.kernel.cache
 import nki.language as nl
 from nki.backends.reference import random as random_state
 from nki.backends.reference.memory import Memory
-from random_programs import COLUMNS, OPERATIONS, ROWS, Machine, data
+from random_programs import COLUMNS, OPERATIONS, ROWS, STEPS, Machine, data
 from support import target, unseen
 
 
@@ -65,7 +65,7 @@ def interpret(x, index, operations, shape):
     out = nl.ndarray((ROWS, COLUMNS), nl.float32, buffer=nl.shared_hbm)
     machine = Machine(x, index, out)
     for name, *args in operations:
-        getattr(machine, name)(*args)
+        STEPS[name](machine, *args)
     nisa.dma_copy(out[:, 0:2], machine.tiles[0][:, 0:2])
     if shape == "views":
         return out.reshape((COLUMNS, ROWS)), [out[2:4], x], None, 7
