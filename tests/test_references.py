@@ -28,8 +28,10 @@ PLACES = (
 # names of pages that a tool or a test writes itself, or joins to a folder of their own
 LOCAL_NAMES = {
     "docs/machine.md": {"reference/machine.md"},
+    "docs/index.md": {"reference/nki.isa.md", "reference/nkilib.md", "about.md"},
+    "tools/navigation.py": {"about.md"},
     "tools/pages.py": {"page.md"},
-    "tools/build_site.py": {"index.md"},
+    "tools/build_site.py": {"index.md", "about.md"},
     "src/nki/check/pages/__init__.py": {
         "python.md",
         "memory.md",
@@ -57,10 +59,14 @@ LOCAL_NAMES = {
     "tests/test_docs.py": {
         "agents.md",
         "checks.md",
+        "glossary.md",
         "isa.md",
-        "models.md",
-        "torch.md",
         "jax.md",
+        "kinds.md",
+        "library.md",
+        "models.md",
+        "release-changes.md",
+        "torch.md",
         "trnblas.md",
     },
     "tests/test_comparison.py": {"comparison.md"},
@@ -153,7 +159,7 @@ def test_every_page_and_section_that_is_named_exists(place):
 
 def test_every_link_of_a_document_leads_to_a_page_and_an_anchor():
     generated = re.compile(
-        r"reference/|CONTRIBUTING\.md|CHANGELOG\.md|index\.md"
+        r"reference/|CONTRIBUTING\.md|CHANGELOG\.md|index\.md|about\.md"
     )  # made by tools/build_site.py
     for path in itertools.chain.from_iterable(files(place, ".md") for place in PLACES):
         for match in LINK.finditer(
