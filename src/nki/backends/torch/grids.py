@@ -215,9 +215,10 @@ def copy_strided(torch: ModuleType, into: Tensor, values: Tensor) -> None:
     if into.dtype == values.dtype and into.element_size() == 2:
         for dim in reversed(range(into.dim())):
             if into.stride(dim) == values.stride(dim) == 1 and into.shape[dim] % 4 == 0:
-                wide = [_in_fours(torch, tensor.movedim(dim, -1)) for tensor in (into, values)]
-                if None not in wide:
-                    into, values = wide  # type: ignore[assignment]
+                wide_into = _in_fours(torch, into.movedim(dim, -1))
+                wide_values = _in_fours(torch, values.movedim(dim, -1))
+                if wide_into is not None and wide_values is not None:
+                    into, values = wide_into, wide_values
                 break
     into.copy_(values)
 

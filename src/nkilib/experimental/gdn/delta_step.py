@@ -49,10 +49,10 @@ class DeltaStep(nl.NKIObject):
         self.beta = beta
         self.k_columns = flipped(k)
         self.q_columns = flipped(q)
-        meeting = like(k)
-        nisa.tensor_tensor(meeting, k, q, nl.multiply)
+        products = like(k)
+        nisa.tensor_tensor(products, k, q, nl.multiply)
         self.overlap = new_column(k.shape[0])  # k . q
-        nisa.tensor_reduce(self.overlap, nl.add, meeting, 1)
+        nisa.tensor_reduce(self.overlap, nl.add, products, 1)
 
     def advance(self, source: Tensor, target: Tensor) -> Tensor:
         """Move states in HBM, [n, K, V], by the token from place to place; return the results [n, V]."""
