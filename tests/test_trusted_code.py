@@ -95,7 +95,7 @@ TRUSTED = {
     ("open_nki.installation", ".read_text"): METADATA,
     ("open_nki.installation", "ast.literal_eval"): METADATA,
     ("open_nki.installation", "json.loads"): METADATA,
-    ("nkilib.catalogue", "importlib.import_module"): OURS,
+    ("nkilib.catalogue.__init__", "importlib.import_module"): OURS,
 }
 
 

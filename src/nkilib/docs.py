@@ -20,7 +20,7 @@ _INTRODUCTION = """\
 <!-- Written by `make docs` (`python -m nkilib.docs`). Do not edit: change the code and run it again. -->
 
 `nkilib` holds kernels under the import paths of AWS's kernel library, written from its public documentation.
-They use only the public API of `nki`. This page is generated from `src/nkilib/catalogue.py` and the
+They use only the public API of `nki`. This page is generated from `src/nkilib/catalogue` and the
 docstrings, and `tests/nkilib/test_docs.py` fails when page and code differ. `nki kernels` prints the same
 list, `make bench-kernels` the modelled time of each kernel.
 

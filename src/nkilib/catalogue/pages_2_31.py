@@ -1,0 +1,139 @@
+"""The pages that releases 2.31 and 2.32 added; a row is named after its page."""
+
+from __future__ import annotations
+
+from nkilib.catalogue.rows import CatalogueRow
+
+PAGES_2_31 = [
+    CatalogueRow(
+        "rmsnorm-mx-prefill",
+        "core.rmsnorm.rmsnorm_mx_prefill",
+        "rmsnorm_mx_prefill",
+        "2.32",
+        also="layernorm normalization mxfp8 router gating mixture of experts deepseek",
+    ),
+    CatalogueRow(
+        "qkv-cte-mla",
+        "experimental.qkv.qkv_cte_mla",
+        "qkv_mla_mx qkv_mla_mx_deepseek_v4",
+        "2.31",
+        also="mla latent attention deepseek projection mxfp8 prefill",
+    ),
+    CatalogueRow(
+        "mla-qkv-cte",
+        "experimental.mla.deepseek.mla_qkv_cte",
+        "mla_qkv_cte_kernel",
+        "2.32",
+        also="mla latent attention deepseek projection mxfp8 prefill absorbed",
+    ),
+    CatalogueRow(
+        "mla-vup-oproj-cte",
+        "experimental.mla.deepseek.mla_vup_oproj_cte",
+        "mla_vupmx_oproj_cte_kernel",
+        "2.32",
+        also="mla latent attention deepseek output projection mxfp8 prefill",
+    ),
+    CatalogueRow(
+        "mla-sparse-attention-cte",
+        "experimental.mla.deepseek.mla_sparse_attention_cte",
+        "mla_sparse_attention_cte_kernel",
+        "2.32",
+        also="mla latent sparse attention deepseek dsa prefill gather",
+    ),
+    CatalogueRow(
+        "sparse-attention-indexer-mx-bf16score",
+        "experimental.sparse_attention_indexer.sparse_attention_indexer_mx_bf16score",
+        "sparse_attention_indexer_mx_bf16score",
+        "2.32",
+        also="mla sparse attention deepseek dsa lightning indexer topk mxfp8 prefill",
+    ),
+    CatalogueRow(
+        "gather", "experimental.misc", "gather", "2.31", backward="gather_bwd", also="embedding lookup"
+    ),
+    CatalogueRow(
+        "scatter-add",
+        "experimental.misc",
+        "scatter_add",
+        "2.31",
+        backward="scatter_add_bwd",
+        also="index_add",
+    ),
+    CatalogueRow(
+        "rmsnorm-router-topk-tkg",
+        "experimental.moe_block.rmsnorm_router_topk_tkg",
+        "rmsnorm_router_topk_tkg",
+        "2.31",
+        also="gating mixture of experts layernorm decode",
+    ),
+    CatalogueRow(
+        "rmsnorm-router-topk-a2av",
+        "experimental.moe_block.rmsnorm_router_topk_a2av",
+        "rmsnorm_router_topk_a2av",
+        "2.31",
+        also="gating mixture of experts layernorm decode",
+    ),
+    CatalogueRow(
+        "build-all2all-dispatch-metadata",
+        "experimental.moe_block.build_all2all_dispatch_metadata",
+        "build_all2all_dispatch_metadata",
+        "2.32",
+        also="mixture of experts",
+    ),
+    CatalogueRow(
+        "batch-shard",
+        "experimental.collectives.batch_shard",
+        "attn_q_batch_shard AttnQBatchShardLayout",
+        "2.31",
+        also="data parallel gqa attention",
+    ),
+    CatalogueRow(
+        "gpsimd-topk",
+        "experimental.topk",
+        "gpsimd_topk create_gpsimd_topk_config GpsimdTopkConfig",
+        "2.32",
+        also="sampling",
+    ),
+    CatalogueRow(
+        "conv3d-temporal-unroll",
+        "experimental.conv.conv3d_temporal_unroll",
+        "conv3d_temporal_unroll should_use_temporal_unroll",
+        "2.32",
+        also="convolution video",
+    ),
+    CatalogueRow(
+        "conv3d-transpose",
+        "experimental.conv.conv3d_transpose",
+        "conv3d_transpose",
+        "2.32",
+        also="transposed convolution deconvolution video",
+    ),
+    CatalogueRow(
+        "ms-deformable-attention",
+        "experimental.deformable_attention",
+        "ms_deformable_attention",
+        "2.31",
+        backward="ms_deformable_attention_bwd",
+        also="vision detector detr bilinear",
+    ),
+    CatalogueRow(
+        "ms-deformable-attention-bwd",
+        "experimental.deformable_attention",
+        "ms_deformable_attention_bwd",
+        "2.31",
+        also="vision detector detr gradient",
+    ),
+    CatalogueRow(
+        "permute-a2av",
+        "experimental.collectives.a2av_train",
+        "permute_a2av",
+        "2.31",
+        also="mixture of experts dispatch all-to-all training",
+    ),
+    CatalogueRow(
+        "unpermute-a2av",
+        "experimental.collectives.a2av_train",
+        "unpermute_a2av",
+        "2.31",
+        also="mixture of experts combine all-to-all training",
+    ),
+]

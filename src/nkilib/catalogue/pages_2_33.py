@@ -1,0 +1,68 @@
+"""The pages that release 2.33 added; a row is named after its page."""
+
+from __future__ import annotations
+
+from nkilib.catalogue.rows import CatalogueRow
+
+PAGES_2_33 = [
+    CatalogueRow(
+        "avg-pooling-3d",
+        "experimental.pooling",
+        "avg_pooling_3d",
+        "2.33",
+        backward="avg_pooling_3d_backward",
+        also="pool vision video",
+    ),
+    CatalogueRow("avg-pooling-3d-backward", "experimental.pooling", "avg_pooling_3d_backward", "2.33"),
+    CatalogueRow(
+        "max-pooling-3d",
+        "experimental.pooling",
+        "max_pooling_3d",
+        "2.33",
+        backward="max_pooling_3d_backward",
+        also="pool vision video",
+    ),
+    CatalogueRow("max-pooling-3d-backward", "experimental.pooling", "max_pooling_3d_backward", "2.33"),
+    CatalogueRow(
+        "batch-norm-bwd", "experimental.batch_norm", "batch_norm_bwd", "2.33", also="batchnorm gradient"
+    ),
+    CatalogueRow(
+        "conv3d-bwd",
+        "experimental.conv.conv3d_bwd",
+        "conv3d_bwd",
+        "2.33",
+        also="convolution video gradient",
+    ),
+    CatalogueRow(
+        "flash-attention-2",
+        "experimental.attention.flash_attention2_trn3",
+        "flash_attention_2 FlashAttentionConfig",
+        "2.33",
+        also="sdpa bidirectional",
+    ),
+    CatalogueRow(
+        "attention-const-max",
+        "experimental.attention.attention_const_max",
+        "attention_const_max AttentionLayout",
+        "2.33",
+        also="flash sdpa bidirectional",
+    ),
+    CatalogueRow(
+        "gdn-cte",
+        "experimental.gdn",
+        "gdn_cte",
+        "2.33",
+        backward="gdn_cte_bwd",
+        also="gated deltanet linear attention qwen prefill recurrence",
+    ),
+    CatalogueRow(
+        "gdn-tkg", "experimental.gdn", "gdn_tkg", "2.33", also="gated deltanet linear attention qwen decode"
+    ),
+    CatalogueRow(
+        "kda-tkg",
+        "experimental.attention.kda_tkg",
+        "kda_tkg",
+        "2.33",
+        also="kimi delta linear attention decode",
+    ),
+]

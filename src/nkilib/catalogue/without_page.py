@@ -1,0 +1,62 @@
+"""Kernels without a page: public helpers of the documented library, and extensions of ours."""
+
+from __future__ import annotations
+
+from nkilib.catalogue.rows import EXTENSION, HELPER, CatalogueRow
+
+HELPERS = [
+    CatalogueRow(
+        HELPER,
+        "core.subkernels.rmsnorm_mx_quantize_tkg",
+        "rmsnorm_mx_quantize_tkg",
+        "2.29",
+        also="decode layernorm mxfp8",
+    ),
+    CatalogueRow(
+        HELPER,
+        "core.topk",
+        "rotational_topk create_rotational_topk_config RotationalTopkConfig",
+        "2.30",
+        also="sampling",
+    ),
+    CatalogueRow(
+        HELPER,
+        "core.attention.attention_bwd",
+        "attention_bwd",
+        "2.31",
+        also="flash sdpa gradient training sliding-window sink",
+    ),
+    CatalogueRow(HELPER, "core.max", "cascaded_max", "2.31", also="argmax greedy sampling"),
+    CatalogueRow(HELPER, "core.subkernels.rmsnorm_tkg", "rmsnorm_tkg", "2.28", also="decode layernorm"),
+    CatalogueRow(HELPER, "core.subkernels.layernorm_tkg", "layernorm_tkg", "2.28", also="decode"),
+    CatalogueRow(
+        HELPER,
+        "experimental.benchmark.find_nonzero_indices_with_count",
+        "find_nonzero_indices_with_count",
+        "2.30",
+    ),
+    CatalogueRow(HELPER, "core.subkernels.indexed_flatten", "indexed_flatten", "2.32"),
+]
+
+EXTENSIONS = [
+    CatalogueRow(EXTENSION, "experimental.misc", "gather_bwd scatter_add_bwd"),
+    CatalogueRow(
+        EXTENSION,
+        "experimental.norm",
+        "rms_norm",
+        backward="rms_norm_bwd",
+        also="rmsnorm layernorm normalization",
+    ),
+    CatalogueRow(
+        EXTENSION,
+        "experimental.norm",
+        "layer_norm",
+        backward="layer_norm_bwd",
+        also="layernorm normalization",
+    ),
+    CatalogueRow(EXTENSION, "experimental.norm", "rms_norm_bwd layer_norm_bwd", also="gradient training"),
+    CatalogueRow(
+        EXTENSION, "experimental.mlp_train", "mlp_bwd", also="feed-forward ffn swiglu gradient training"
+    ),
+    CatalogueRow(EXTENSION, "experimental.gdn", "gdn_cte_bwd", also="gated deltanet gradient"),
+]
