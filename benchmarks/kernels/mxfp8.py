@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nki import TensorSpec
-from nkilib.experimental.matmul_mxfp8 import matmul_mxfp8
+from nkilib.experimental.matmul_mxfp8 import matmul_mxfp8, matmul_mxfp8_backward
 from nkilib.experimental.mlp_mxfp8.mlp_bwd_mxfp8 import mlp_backward_mxfp8_nki
 from nkilib.experimental.mlp_mxfp8.mlp_fwd_mxfp8 import mlp_forward_mxfp8_nki
 from nkilib.experimental.quantize_mxfp8 import quantize_block_mxfp8_kernel
@@ -60,6 +60,19 @@ def matmul(m: int, k: int, n: int, form: str, lnc: int = 1) -> Case:
     )
 
 
+def matmul_backward(m: int, n: int, k: int, lnc: int = 1) -> Case:
+    return Case(
+        "matmul_mxfp8_backward",
+        f"{m}x{n}x{k}",
+        matmul_mxfp8_backward,
+        (bf16(m, n), bf16(n, k), bf16(m, k)),
+        hbm_bytes=2 * (m * n + 2 * n * k + 2 * m * k),
+        flops={"mxfp8": 4 * m * n * k},
+        lnc=lnc,
+        platform="trn3",
+    )
+
+
 def forward(s: int, h: int, i: int, lnc: int = 1) -> Case:
     return Case(
         "mlp_forward_mxfp8_nki",
@@ -101,6 +114,8 @@ CASES = [
     matmul(2048, 4096, 4096, "plain"),
     matmul(2048, 4096, 4096, "K by F"),
     matmul(4096, 8192, 8192, "plain", lnc=2),
+    matmul_backward(2048, 4096, 4096),
+    matmul_backward(4096, 8192, 8192, lnc=2),
     forward(2048, 4096, 3584),
     forward(4096, 4096, 3072, lnc=2),
     backward(2048, 4096, 3584, checkpoints=True),

@@ -23,6 +23,8 @@ from nkilib.experimental.deformable_attention import ms_deformable_attention as 
 from nkilib.experimental.deformable_attention import ms_deformable_attention_bwd
 from nkilib.experimental.gdn import gdn_cte as forward_gdn
 from nkilib.experimental.gdn import gdn_cte_bwd
+from nkilib.experimental.matmul_mxfp8 import matmul_mxfp8 as forward_matmul_mxfp8
+from nkilib.experimental.matmul_mxfp8 import matmul_mxfp8_backward
 from nkilib.experimental.mlp_train import mlp_bwd
 from nkilib.experimental.norm import layer_norm as forward_layer_norm
 from nkilib.experimental.norm import layer_norm_bwd, rms_norm_bwd
@@ -37,6 +39,7 @@ __all__ = [
     "gather",
     "gdn_cte",
     "layer_norm",
+    "matmul_mxfp8",
     "max_pooling_3d",
     "mlp",
     "ms_deformable_attention",
@@ -191,6 +194,17 @@ def _gdn_cte_backward(
     return found if recurrent_state is not None else found[:5]
 
 
+def _matmul_mxfp8(x: Any, weights: Any, float8_dtype: str = "float8_e5m2") -> Any:
+    """matmul_mxfp8 of x [M, K] and weights [N, K], bfloat16."""
+    return forward_matmul_mxfp8(
+        x, weights, float8_dtype=float8_dtype, lhs_is_swizzled=False, rhs_is_swizzled=False
+    )
+
+
+def _matmul_mxfp8_backward(dy: Any, x: Any, weights: Any, float8_dtype: str = "float8_e5m2") -> tuple:
+    return matmul_mxfp8_backward(dy, weights, x, float8_dtype=float8_dtype)
+
+
 def _mlp(hidden: Any, gate: Any, up: Any, down: Any) -> Any:
     """mlp of hidden [B, S, H] with SiLU, without norm, biases and quantization."""
     return forward_mlp(hidden, gate, up, down)[0]
@@ -218,6 +232,7 @@ cross_entropy_forward = differentiable(loss.cross_entropy_forward, _cross_entrop
 gather = differentiable(misc.gather, _gather_backward)
 gdn_cte = differentiable(_gdn_cte, _gdn_cte_backward)
 layer_norm = differentiable(forward_layer_norm, _layer_norm_backward)
+matmul_mxfp8 = differentiable(_matmul_mxfp8, _matmul_mxfp8_backward)
 max_pooling_3d = differentiable(pooling.max_pooling_3d, _max_pooling_backward, outputs=True)
 mlp = differentiable(_mlp, _mlp_backward)
 ms_deformable_attention = differentiable(forward_deformable, _deformable_backward)

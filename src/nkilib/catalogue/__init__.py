@@ -28,6 +28,7 @@ DIFFERENTIABLE = (  # the names of nkilib.autograd, which imports PyTorch
     "gather",
     "gdn_cte",
     "layer_norm",
+    "matmul_mxfp8",
     "max_pooling_3d",
     "mlp",
     "ms_deformable_attention",

@@ -142,7 +142,13 @@ FIRST_PAGES = [
     CatalogueRow(
         "L28", "experimental.foreach.foreach_norm", "l2_norm_kernel l1_norm_kernel linf_norm_kernel", "2.30"
     ),
-    CatalogueRow("L29", "experimental.matmul_mxfp8.matmul_mxfp8_generic_kernel", "matmul_mxfp8", "2.30"),
+    CatalogueRow(
+        "L29",
+        "experimental.matmul_mxfp8.matmul_mxfp8_generic_kernel",
+        "matmul_mxfp8",
+        "2.30",
+        backward="matmul_mxfp8_backward",
+    ),
     CatalogueRow(
         "L30",
         "experimental.mlp_mxfp8.mlp_fwd_mxfp8.mlp_fwd_mxfp8_kernel",

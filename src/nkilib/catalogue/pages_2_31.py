@@ -136,4 +136,11 @@ PAGES_2_31 = [
         "2.31",
         also="mixture of experts combine all-to-all training",
     ),
+    CatalogueRow(
+        "matmul-mxfp8-generic-backward-kernel",
+        "experimental.matmul_mxfp8.matmul_mxfp8_generic_backward_kernel",
+        "matmul_mxfp8_backward",
+        "2.32",
+        also="gradient training linear gemm",
+    ),
 ]

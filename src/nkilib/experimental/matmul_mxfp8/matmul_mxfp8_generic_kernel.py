@@ -86,10 +86,7 @@ def matmul_mxfp8(
             tile_loop_order,
         ),
     )
-    kernel_assert(
-        output_dtype in (nl.bfloat16, nl.float16, nl.float32),
-        f"output_dtype: got {output_dtype}, allowed are bfloat16, float16 and float32",
-    )
+    check_output_dtype(output_dtype)
     dtype = packed_dtype("float8_dtype", float8_dtype)
     left = operand_of(
         "lhs", lhs, lhs_scales, lhs_is_swizzled, lhs_is_f_by_k, use_scale_packing, dtype, quant_scheme
@@ -103,13 +100,28 @@ def matmul_mxfp8(
     )
     out = nl.ndarray((left.features, right.features), output_dtype, buffer=nl.shared_hbm)
     shard_rhs = right.features >= left.features if lnc_2_shard_rhs is None else lnc_2_shard_rhs
+    store_product(out, left, right, shard_rhs, run_with_lnc2)
+    return out
+
+
+def check_output_dtype(dtype: DTypeLike) -> None:
+    """Refuse a dtype that sums are not rounded to."""
+    kernel_assert(
+        dtype in (nl.bfloat16, nl.float16, nl.float32),
+        f"output_dtype: got {dtype}, allowed are bfloat16, float16 and float32",
+    )
+
+
+def store_product(
+    out: Tensor, left: MxOperand, right: MxOperand, shard_rhs: bool, run_with_lnc2: bool
+) -> None:
+    """Store left x right in out; two cores share the columns (shard_rhs) or the rows."""
     if shard_rhs:
         start, end = core_share(right.features, 8, run_with_lnc2)
         multiply(left, [part_of(right, start, end - start)], Stored(out, 0, start))
     else:
         start, end = core_share(left.features, 8, run_with_lnc2)
         multiply(part_of(left, start, end - start), [right], Stored(out, start, 0))
-    return out
 
 
 def operand_of(
