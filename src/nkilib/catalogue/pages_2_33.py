@@ -65,4 +65,32 @@ PAGES_2_33 = [
         "2.33",
         also="kimi delta linear attention decode",
     ),
+    CatalogueRow(
+        "deepseek-v3-router",
+        "experimental.deepseek_v32.deepseek_v3_router",
+        "deepseek_v3_router RouterOutputs",
+        "2.33",
+        also="mixture of experts gate noaux_tc group limited decode",
+    ),
+    CatalogueRow(
+        "mla-decode-qkv",
+        "experimental.deepseek_v32.mla_decode_qkv",
+        "mla_decode_qkv",
+        "2.33",
+        also="multi-head latent attention deepseek projection decode",
+    ),
+    CatalogueRow(
+        "mla-decode-attention",
+        "experimental.deepseek_v32.mla_decode_attention",
+        "mla_decode_attention",
+        "2.33",
+        also="multi-head latent sparse attention gather deepseek decode",
+    ),
+    CatalogueRow(
+        "mla-attention-block-gather-decode",
+        "experimental.deepseek_v32.mla_attention_block_gather_decode",
+        "mla_attention_block_gather_decode",
+        "2.33",
+        also="multi-head latent sparse attention block deepseek decode",
+    ),
 ]

@@ -142,6 +142,19 @@ class NoAuxAffinities(nl.NKIObject):
         return top
 
 
+def select(rule: NoAux, logits: Tensor, k: int, normalize: bool) -> tuple:
+    """Return (affinities, places uint32 [tokens, 8] of the best experts) of logits [tokens, E]."""
+    count = logits.shape[0]
+    scores = nl.ndarray(logits.shape, nl.float32, buffer=nl.sbuf)
+    nisa.activation(scores, nl.sigmoid, logits)
+    choice = choices(rule, scores)
+    best = nl.ndarray((count, MAX8), nl.float32, buffer=nl.sbuf)
+    places = nl.ndarray((count, MAX8), nl.uint32, buffer=nl.sbuf)
+    nisa.max8(best, choice)
+    nisa.nc_find_index8(places, choice, best)
+    return NoAuxAffinities(rule, scores, choice, best, k, normalize), places
+
+
 def noaux_tc_ref(
     logits: np.ndarray,
     bias: Any,

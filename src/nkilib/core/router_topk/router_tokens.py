@@ -6,7 +6,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.router_topk.noaux_tc import NoAuxAffinities, choices
+from nkilib.core.router_topk.noaux_tc import select
 from nkilib.core.router_topk.router_checks import MAX_K
 from nkilib.core.router_topk.router_operands import Bias, Router
 from nkilib.core.utils.kernel_helpers import is_hbm_buffer
@@ -26,29 +26,30 @@ def route(router: Router, tokens: Tensor, weights: Tensor, bias: Bias, begin: in
     count, k = tokens.shape[2], router.k
     logits = compute_logits(router, tokens, weights, bias)
     store(router.logits, begin, logits[:, 0 : router.experts])
-    scores, selected = None, logits
     if router.noaux is not None:
-        scores = new_tile(count, router.experts)
-        nisa.activation(scores, nl.sigmoid, logits[:, 0 : router.experts])
-        selected = choices(router.noaux, scores)
-    best = new_tile(count, MAX_K)
-    places = nl.ndarray((count, MAX_K), nl.uint32, buffer=nl.sbuf)
-    nisa.max8(best, selected)
-    nisa.nc_find_index8(places, selected, best)
-    index = places if router.index is None else places.view(router.index.dtype)
-    store(router.index, begin, index[:, 0:k])
-    if router.noaux is not None:
-        chosen = NoAuxAffinities(router.noaux, scores, selected, best, k, router.normalize_top)
+        chosen, places = select(router.noaux, logits[:, 0 : router.experts], k, router.normalize_top)
+        store_index(router, begin, places)
         store(router.affinities, begin, chosen.all)
         if router.top_affinities is not None:
             store(router.top_affinities, begin, chosen.of_top(places, k))
         return
+    best = new_tile(count, MAX_K)
+    places = nl.ndarray((count, MAX_K), nl.uint32, buffer=nl.sbuf)
+    nisa.max8(best, logits)
+    nisa.nc_find_index8(places, logits, best)
+    store_index(router, begin, places)
     affinities = Affinities(router, logits, best)
     store(router.top_affinities, begin, affinities.top)
     if router.scatter and router.sparse:
         scatter(router, begin, affinities.top, places)
     else:
         store(router.affinities, begin, affinities.of_all(router, logits, best))
+
+
+def store_index(router: Router, begin: int, places: Tensor) -> None:
+    """The best experts, in the dtype that the result has."""
+    index = places if router.index is None else places.view(router.index.dtype)
+    store(router.index, begin, index[:, 0 : router.k])
 
 
 def new_tile(rows: int, columns: int) -> Tensor:

@@ -1,0 +1,110 @@
+"""Decode of DeepSeek V3.2: latent attention over chosen keys, the router of its experts."""
+
+from __future__ import annotations
+
+from nki import TensorSpec
+from nkilib.experimental.deepseek_v32.deepseek_v3_router import deepseek_v3_router
+from nkilib.experimental.deepseek_v32.mla_attention_block_gather_decode import (
+    mla_attention_block_gather_decode,
+)
+from nkilib.experimental.deepseek_v32.mla_decode_attention import mla_decode_attention
+from nkilib.experimental.deepseek_v32.mla_decode_qkv import mla_decode_qkv
+
+from . import Case
+
+HIDDEN = 7168
+
+
+def bf16(*shape: int) -> TensorSpec:
+    return TensorSpec(shape, "bfloat16")
+
+
+def router(tokens: int, experts: int, transposed: bool) -> Case:
+    weight = bf16(HIDDEN, experts) if transposed else bf16(experts, HIDDEN)
+    given = (bf16(tokens, HIDDEN), weight, TensorSpec((experts,), "float32"), 8, 4, 8, 2.5)
+    return Case(
+        "deepseek_v3_router",
+        f"{tokens}x{HIDDEN}, 8 of {experts} experts" + (", transposed" if transposed else ""),
+        deepseek_v3_router,
+        given,
+        hbm_bytes=2 * HIDDEN * (tokens + experts) + 4 * tokens * experts,
+        lnc=2,
+    )
+
+
+def projections(tokens: int, heads: int) -> dict:
+    """Arguments of mla_decode_qkv: ranks 1536 and 512, heads of 128 + 64."""
+    return {
+        "hidden_states": bf16(tokens, HIDDEN),
+        "wq_a": bf16(HIDDEN, 1536),
+        "q_norm_w": bf16(1536),
+        "wq_b": bf16(1536, heads * 192),
+        "wkv_a": bf16(HIDDEN, 576),
+        "kv_norm_w": bf16(512),
+        "cos": bf16(tokens, 32),
+        "sin": bf16(tokens, 32),
+        "w_uk": bf16(heads, 128, 512),
+        "kv_cache": bf16(512, 64, 576),
+        "slot_mapping": TensorSpec((tokens,), "int32"),
+    }
+
+
+def projected(tokens: int, heads: int) -> int:
+    """Bytes of the weights and tokens of mla_decode_qkv."""
+    return 2 * (HIDDEN * (2112 + tokens) + 1536 * heads * 192 + heads * 128 * 512 + tokens * 576)
+
+
+def attention(tokens: int, heads: int, rows: int) -> dict:
+    return {
+        "topk_indices": TensorSpec((tokens, rows), "int32"),
+        "w_uv": bf16(heads, 512, 128),
+        "w_o": bf16(heads * 128, HIDDEN),
+        "softmax_scale": 0.07,
+    }
+
+
+def descriptors(tokens: int, rows: int) -> tuple[str, float]:
+    """Two cores make a descriptor for each row that is gathered, in 14 ns."""
+    return "GpSimd", 0.014 * tokens * rows / 2
+
+
+def attended(tokens: int, heads: int, rows: int) -> int:
+    """Bytes of the rows, weights and results of mla_decode_attention."""
+    return 2 * (tokens * rows * 578 + heads * 128 * (512 + HIDDEN) + tokens * HIDDEN)
+
+
+def qkv(tokens: int, heads: int) -> Case:
+    queries = 2 * tokens * heads * 576
+    given = projections(tokens, heads) | {"queries_in_sbuf": False}
+    moved = projected(tokens, heads) + queries
+    return Case("mla_decode_qkv", f"{tokens} tokens, {heads} heads", mla_decode_qkv, given, moved, lnc=2)
+
+
+def gather(tokens: int, heads: int, rows: int) -> Case:
+    given = {
+        "q_lift": bf16(512, tokens, heads),
+        "q_pe": bf16(64, tokens, heads),
+        "kv_cache": bf16(512, 64, 576),
+    }
+    moved = attended(tokens, heads, rows) + 2 * tokens * heads * 576
+    label = f"{tokens} tokens, {heads} heads, {rows} rows"
+    given |= attention(tokens, heads, rows)
+    other = descriptors(tokens, rows)
+    return Case("mla_decode_attention", label, mla_decode_attention, given, moved, other=other, lnc=2)
+
+
+def block(tokens: int, heads: int, rows: int) -> Case:
+    return Case(
+        "mla_attention_block_gather_decode",
+        f"{tokens} tokens, {heads} heads, {rows} rows",
+        mla_attention_block_gather_decode,
+        projections(tokens, heads) | attention(tokens, heads, rows),
+        projected(tokens, heads) + attended(tokens, heads, rows),
+        other=descriptors(tokens, rows),
+        lnc=2,
+    )
+
+
+CASES = [qkv(16, 16), qkv(4, 32), gather(16, 16, 2048), gather(4, 32, 2048)]
+CASES += [block(16, 16, 2048), block(4, 32, 2048)]
+CASES += [router(16, 256, False), router(64, 256, True)]
