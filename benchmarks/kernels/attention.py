@@ -9,6 +9,7 @@ from nkilib.core.attention.attention_bwd import attention_bwd
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.experimental.attention.attention_const_max import attention_const_max
 from nkilib.experimental.attention.flash_attention2_trn3 import flash_attention_2
+from nkilib.experimental.attention.swa_fused_cte import swa_fused_cte
 
 from . import Case
 
@@ -88,6 +89,46 @@ def unmasked(kernel: Any, heads: int, queries: int, keys: int, head_dim: int, pl
     )
 
 
+def gpt_oss(tokens: int, cache: str = "bfloat16", lnc: int = 1) -> Case:
+    """An attention block of GPT-OSS on one of four ranks, bound by TensorE.
+
+    Both projections stream 512 columns for each tile of the contraction; attention as in `causal`.
+    """
+    hidden, heads, kv_heads, depth, block = 2880, 16, 2, 64, 128
+    columns = (heads + 2 * kv_heads) * depth
+    tiles = tokens // TILE
+    stream = tiles * (-(-hidden // TILE) * columns + heads * depth // TILE * hidden)
+    stream += heads * (2 * tiles - 1) * (2 * TILE + depth)
+    blocks = 2 * tiles
+    packed = cache != "bfloat16"
+    k_shape = (blocks, kv_heads, block // 2, depth, 2) if packed else (blocks, kv_heads, block, depth)
+    one = TensorSpec((1, 1), "float32")
+    return Case(
+        "swa_fused_cte",
+        f"GPT-OSS block, {tokens} tokens, {cache} cache",
+        swa_fused_cte,
+        {
+            "hidden_states": TensorSpec((1, tokens, hidden), "bfloat16"),
+            "qkv_weight": TensorSpec((hidden, columns), "bfloat16"),
+            "op_weight": TensorSpec((heads * depth, hidden), "bfloat16"),
+            "k_cache": TensorSpec(k_shape, cache),
+            "v_cache": TensorSpec((blocks, kv_heads, block, depth), cache),
+            "block_tables": TensorSpec((1, blocks), "int32"),
+            "cos_cache": TensorSpec((1, tokens, depth), "bfloat16"),
+            "sin_cache": TensorSpec((1, tokens, depth), "bfloat16"),
+            "sink": TensorSpec((heads, 1), "float32"),
+            "prior_tokens": TensorSpec((1, 1), "int32"),
+            "qkv_bias": TensorSpec((1, columns), "bfloat16"),
+            "op_bias": TensorSpec((1, hidden), "bfloat16"),
+            "scale": depth**-0.5,
+            **({"k_scale": one, "v_scale": one} if packed else {}),
+        },
+        hbm_bytes=2 * (2 * tokens * hidden + hidden * (columns + heads * depth)),
+        other=("Tensor", stream / TENSOR_GHZ / 1e3 / lnc),
+        lnc=lnc,
+    )
+
+
 CASES = [
     unmasked(attention_const_max, 2, 2048, 4096, 128),
     unmasked(attention_const_max, 4, 1024, 2048, 64),
@@ -99,4 +140,7 @@ CASES = [
     causal(16, 2, 1024, 64, window=128),  # GPT-OSS
     gradient(8, 2, 2048, 128),
     gradient(16, 2, 1024, 64, window=128),
+    gpt_oss(1024),
+    gpt_oss(4096, lnc=2),
+    gpt_oss(4096, "float8_e4m3", lnc=2),
 ]

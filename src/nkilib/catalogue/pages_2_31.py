@@ -143,4 +143,11 @@ PAGES_2_31 = [
         "2.32",
         also="gradient training linear gemm",
     ),
+    CatalogueRow(
+        "swa-fused-cte",
+        "experimental.attention.swa_fused_cte",
+        "swa_fused_cte",
+        "2.32",
+        also="gpt-oss sliding-window sink attention block prefill paged fp8",
+    ),
 ]

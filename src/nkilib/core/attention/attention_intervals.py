@@ -51,9 +51,12 @@ def broadcast_number(number: Tensor | None) -> Any:
 def visible_keys(group: Group, positions: Tensor, used: Tensor | None, prior: bool) -> Interval:
     """Columns of the prior, or of the active keys, that each query sees.
 
-    Active key c stands at position c and in column used + c of the bounds; prior key c at c - used.
+    Active key c stands at position c and in column used + c of the bounds; prior key c at c - used, or in a
+    prior window of W keys at c - W.
     """
     mask = group.call.mask
+    if prior and mask.prior_window > 0:
+        return window_keys(group, positions, used)
     lower, upper = filled(group.tiles, -1.0), filled(group.tiles, UNBOUNDED)
     if mask.causal and not prior:
         nisa.tensor_scalar(upper, positions, nl.add, 1.0)
@@ -73,6 +76,16 @@ def visible_keys(group: Group, positions: Tensor, used: Tensor | None, prior: bo
         mask.numbering.local(upper)
     if mask.always is not None:
         nisa.tensor_scalar(upper, upper, nl.maximum, broadcast_number(mask.always))
+    return Interval(lower, upper)
+
+
+def window_keys(group: Group, positions: Tensor, used: Tensor) -> Interval:
+    """Columns of a prior window that each query sees: the last `used` ones that its own window reaches."""
+    mask = group.call.mask
+    lower, upper, first = filled(group.tiles, 0.0), filled(group.tiles, mask.prior_window), new_column(PMAX)
+    nisa.tensor_scalar(first, used, nl.multiply, -1.0, op1=nl.add, operand1=float(mask.prior_window))
+    reach = float(mask.prior_window - mask.window + 1)
+    nisa.tensor_scalar(lower, positions, nl.add, reach, op1=nl.maximum, operand1=first)
     return Interval(lower, upper)
 
 

@@ -28,6 +28,7 @@ class PrefillMask(nl.NKIObject):
         self.query_step = query_step  # from the position of one query to the next
         self.offset = offset  # position of the first query, None for 0
         self.prior_used = prior_used  # keys of the prior that count, None without a prior
+        self.prior_window = 0  # so many: the prior has them all, and those that count come last
         self.bound_min = bound_min
         self.bound_max = bound_max
         self.numbering = None  # of positions, where a rank has some of the keys (attention_whole_numbers.py)
@@ -234,8 +235,11 @@ def add_units(units: list, group: Group, sections: list) -> None:
 
 def visible_range(row: QueryRow, section: PrefillSection) -> tuple[int, int]:
     """(begin, end) of the keys of a section that a query tile may see; empty if begin >= end."""
-    if section.is_prior:
+    mask, first = row.group.call.mask, row.group.start + row.index * PMAX
+    if section.is_prior and mask.prior_window == 0:
         return 0, section.size
-    first = row.group.start + row.index * PMAX
-    begin, end = row.group.call.mask.key_range(first, first + row.size, section.total)
+    if section.is_prior:
+        begin = max(0, mask.prior_window + first - mask.window + 1) // PMAX * PMAX
+        return max(begin - section.start, 0), section.size
+    begin, end = mask.key_range(first, first + row.size, section.total)
     return max(begin - section.start, 0), min(end - section.start, section.size)
