@@ -136,7 +136,7 @@ def check_cache(
     quantized = v_cache.dtype in FP8
     blocks = v_cache.shape[0]
     assert_shape(v_cache, (blocks, n.kv_heads, n.block_size, n.depth), "v_cache")
-    shape = (blocks, n.kv_heads, n.block_size, n.depth)
+    shape: tuple = (blocks, n.kv_heads, n.block_size, n.depth)
     if quantized:
         kernel_assert(
             n.block_size % 2 == 0, f"block_size: got {n.block_size}, FP8 keys in pairs need an even one"
