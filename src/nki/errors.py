@@ -124,6 +124,17 @@ def user_site(depth: int = 1) -> Site | None:
     return None if frame is None else tuple.__new__(Site, (frame.f_code, frame.f_lasti))
 
 
+def raised_at(problem: BaseException) -> Site | None:
+    """Return the user's line that raised an error: its own, or the innermost frame outside `nki`."""
+    site: Site | None = getattr(problem, "site", None)
+    trace = None if site is not None else problem.__traceback__
+    while trace is not None:
+        if not _OURS[trace.tb_frame.f_globals.get("__name__")]:
+            site = Site(trace.tb_frame.f_code, trace.tb_lasti)
+        trace = trace.tb_next
+    return site
+
+
 class NkiError(Exception):
     """Base of every error raised by nki. `kind` is a stable name; `site` is the user's line."""
 

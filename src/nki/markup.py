@@ -37,12 +37,17 @@ def frame(title: str, page: str, style: str = "") -> str:
     )
 
 
-def policy(*scripts: str) -> str:
-    """Return the element that lets a page, and frames inside it, run these scripts and load nothing."""
+def policy(*scripts: str, connects: bool = False) -> str:
+    """Return the element that lets a page, and frames inside it, run these scripts and load nothing.
+
+    If `connects`, scripts may ask the page's own server.
+    """
     import hashlib
     from base64 import b64encode
 
     digests = [b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     rules = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
+    if connects:
+        rules += "; connect-src 'self'"
     return f'<meta http-equiv="Content-Security-Policy" content="{rules}">'

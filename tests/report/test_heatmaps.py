@@ -101,7 +101,7 @@ def test_maps_become_coarser_then_fewer_within_the_budget():
 
 
 def test_a_map_that_a_later_sampled_step_shows_stays():
-    maps = HeatMaps(3 * 512)
+    maps = HeatMaps(3 * 2 * CELLS[-1])
     maps.level = len(CELLS) - 1
     one = np.ones((32, 32), np.float32)
     shown = maps.add(1, one, None)

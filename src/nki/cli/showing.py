@@ -30,10 +30,17 @@ def command_show(options: argparse.Namespace) -> int:
         stage(f"{'tracing' if options.no_values else 'running'} {kernel.__name__} step by step")
         call = show(kernel, reference=reference, steps=steps, megabytes=options.megabytes)
         viewer = call(*bound.args, **bound.kwargs)
-        stage("writing the page")
-        file = options.output or f"{kernel.__name__}.html"
-        viewer.save(file)
-    print(f"wrote {file}: {viewer.recording.summary()}", file=sys.stderr)
+        if options.output or options.serve is None:
+            stage("writing the page")
+            file = options.output or f"{kernel.__name__}.html"
+            viewer.save(file)
+            print(f"wrote {file}: {viewer.recording.summary()}", file=sys.stderr)
+    if options.serve is not None:
+        from .serving import serve
+
+        serve(viewer, options.serve)
+    if viewer.error is not None:
+        raise viewer.error
     return 0
 
 
@@ -55,6 +62,14 @@ def add_show(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--megabytes", type=float, default=24, metavar="N", help="of values in the page (default: 24)"
     )
+    parser.add_argument(
+        "--serve",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="serve the page on this machine; it then shows the values of every step in full",
+    )
     parser.add_argument("--no-values", action="store_true", help="trace the kernel, do not run it")
 
 
@@ -71,5 +86,6 @@ breakpoints on lines, NaNs, elements that were never written and differences fro
 examples:
   nki show softmax.py:softmax --arg x=float32[256,512]
   nki show softmax.py:softmax --arg x=float32[256,512] --reference check.py:reference
+  nki show long.py:kernel --serve
   nki show long.py:kernel --steps 40000:41000 -o part.html""",
 )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-CELLS = (4096, 1024, 256)  # of a map, from fine to coarse
+CELLS = (4096, 1024, 256, 64)  # of a map, from fine to coarse
 MOST_CELLS = 1 << 18  # of a map of steps that were asked for
 BUDGET = 24 << 20  # bytes of all maps of a page
 MOST_SIDE = 4096  # elements of a side whose blocks are summed by a product, several times as fast

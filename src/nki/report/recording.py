@@ -1,18 +1,21 @@
 """A run as steps: what each instruction reads and writes, where, in which iteration, with its values.
 
-`before` takes an instruction that is about to run, `after` one that has run. What a page shows of a run is in
-the columns of the recording: one row for each step, operand, tile or heat map.
+`before` takes an instruction that is about to run, `after` one that has run, `fail` the error of one that
+raised. What a page shows of a run is in the columns of the recording: one row for each step, operand, tile or
+heat map. The steps of two cores are in the order in which they ran.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import Site
 from ..ir.effects import effects
 from ..ir.instruction import Instruction, ProgramPosition
 from ..ir.storage import Storage
@@ -34,6 +37,14 @@ NO_MAP = -1
 Values = Callable[[View], tuple[np.ndarray, np.ndarray | None]]
 
 
+class OperandValues(NamedTuple):
+    """What an operand held: its view, its values, and which of them were never written."""
+
+    view: View
+    values: np.ndarray
+    unwritten: np.ndarray | None
+
+
 class Agreement(NamedTuple):
     """How a result agrees with a reference."""
 
@@ -42,7 +53,7 @@ class Agreement(NamedTuple):
 
 
 class Recording:
-    """Collects the steps of a run on core 0.
+    """Collects the steps of a run, of all its cores.
 
     `values(view)` returns what a view holds now, and which elements were never written; without it nothing
     is computed.
@@ -55,9 +66,9 @@ class Recording:
         values: Values | None = None,
         budget: int = BUDGET,
         steps: range | None = None,
+        cores: int = 1,
     ):
-        self.name, self.machine, self.values = name, machine, values
-        self.cores = 1
+        self.name, self.machine, self.values, self.cores = name, machine, values, cores
         self.budget, self.steps = budget, steps
         self.turns: Mapping[tuple[int, int], Any] = {}  # the iteration of each step, by core and handle
         self.begin()
@@ -66,7 +77,8 @@ class Recording:
         """Forget everything: a run that could not finish starts again."""
         self.maps = HeatMaps(self.budget, self.steps)
         self.files = Files()
-        self.handles: list[int] = []  # of each step, its number among those of its core
+        self.numbers: list[tuple[int, int]] = []  # of each step: its core, its number among those of the core
+        self.raised = ""  # what the run raised at the last step
         self.errors: dict[int, float] = {}  # the largest of what a step wrote; 1 is allowed
         self.agreements: list[Agreement] = []
         self.writers = Writers()  # of HBM, where results are
@@ -75,20 +87,26 @@ class Recording:
         self._rows: array[int] = array("q")  # of each operand: step, tile, role, name, shape, begin, map
         self._boxes = array("H")
         self._slices = Slices()
+        self._last: dict[int, int] = {}  # the number of the last step of each core
+        # on each core, the instruction that has not ended yet, and what it reads: view, role, map
+        self._begun: dict[int, tuple[Instruction, list[tuple[View, int, int]]]] = {}
         self._tiles: dict[Storage, int] = {}
+        self._core_of: list[int] = []  # of each tile, the core that used it first
         self._lives: list[list[int]] = []  # of each tile: first and last step
         self._known: dict[Storage, dict[tuple, int]] = {}  # maps of what a storage holds now
 
     @property
     def count(self) -> int:
         """The number of steps."""
-        return len(self.handles)
+        return len(self.numbers)
 
     def summary(self) -> str:
         """Return what was recorded, in a line."""
         parts = [f"{self.count:,} steps"]
         if self.cores > 1:
-            parts.append(f"core 0 of {self.cores}")
+            parts.append(f"{self.cores} cores")
+        if self.raised:
+            parts.append("raises an error")
         if self.values is None:
             parts.append("no values")
         elif self.steps is not None:
@@ -99,24 +117,20 @@ class Recording:
 
     # ---- the run ---------------------------------------------------------------------------------
 
-    def before(self, instruction: Instruction) -> None:
+    def before(self, instruction: Instruction, core: int = 0) -> None:
         """Take the values that an instruction is about to read."""
-        if self.handles and _number(instruction) <= self.handles[-1]:
+        if _number(instruction) <= self._last.get(core, 0):
             self.begin()
         done = effects(instruction)
-        step = self.count
-        for role, views in enumerate((done.reads, done.adds_to)):
-            for view in views:
-                self._map_of(view, step, always=role == 1)
+        read = [(view, role) for role in (0, 1) for view in (done.reads, done.adds_to)[role]]
+        found = [(view, role, self._map_of(view, self.count, always=role == 1)) for view, role in read]
+        self._begun[core] = (instruction, found)
 
-    def after(self, instruction: Instruction) -> None:
+    def after(self, instruction: Instruction, core: int = 0) -> None:
         """Add the step of an instruction that has run."""
+        _, found = self._begun.pop(core)
         done = effects(instruction)
-        step, site = self.count, instruction.site
-        engine = instruction.engine_name()
-        kind = (instruction.public or type(instruction).__name__, engine, *self.files.place(site))
-        rows = [(view, role) for role in (0, 1) for view in (done.reads, done.adds_to)[role]]
-        found = [(view, role, self._known_map(view)) for view, role in rows]
+        step = self.count
         for view in done.written:
             if view.storage.address is not None:  # other storages may share its bytes
                 self._known.clear()
@@ -124,10 +138,26 @@ class Recording:
             if not view.storage.on_chip:
                 self.writers.note(step + 1, view.bare())
         found += [(view, 2, self._map_of(view, step, always=True)) for view in done.written]
-        for view, role, number in found:
-            self._add(step, view, role, _operand_name(instruction, view, role > 0), number)
-        self._kind.append(self._kinds(kind))
-        self.handles.append(_number(instruction))
+        self._end_step(instruction, core, found)
+
+    def fail(self, text: str, site: Site | None) -> None:
+        """Add the step that raised an error; its instruction did not run, or the line issued none."""
+        self.raised = text
+        for core, (instruction, read) in self._begun.items():
+            if site is None or instruction.site == site:
+                written = [(view, 2, NO_MAP) for view in effects(instruction).written]
+                return self._end_step(instruction, core, [*read, *written])
+        self._kind.append(self._kinds(("", "", *self.files.place(site))))
+        self.numbers.append((self.numbers[-1][0] if self.numbers else 0, 0))
+
+    def _end_step(self, instruction: Instruction, core: int, operands: list[tuple[View, int, int]]) -> None:
+        step, number = self.count, _number(instruction)
+        name = instruction.public or type(instruction).__name__
+        self._kind.append(self._kinds((name, instruction.engine_name(), *self.files.place(instruction.site))))
+        self._last[core] = number
+        self.numbers.append((core, number))
+        for view, role, map in operands:
+            self._add(step, view, role, _operand_name(instruction, view, role > 0), map)
 
     def _known_map(self, view: View) -> int:
         return self._known.get(view.storage, {}).get(_key(view), NO_MAP)
@@ -144,12 +174,10 @@ class Recording:
         if number != NO_MAP and (not sampled or maps.cells[number] is not None):
             maps.use(number, step)
             return number
-        shown = view if view.indirection is None else whole(view.storage, None)
-        values, unwritten = self.values(shown)
-        if not (always or sampled or unwritten is not None):
+        held = OperandValues(view, *self.values(shown(view)))
+        if not (always or sampled or held.unwritten is not None):
             return NO_MAP
-        matrix = _numbers(values, shown)
-        mask = None if unwritten is None else unwritten.reshape(matrix.shape)
+        matrix, mask = as_matrix(held)
         if number != NO_MAP:
             maps.store(number, step, matrix, mask)
             return number
@@ -163,6 +191,7 @@ class Recording:
         if tile is None:
             tile = self._tiles[storage] = len(self._lives)
             self._lives.append([step, step])
+            self._core_of.append(self.numbers[step][0])
         self._lives[tile][1] = step
         indirect = view.indirection is not None
         shape = (str(view.dtype), view.shape, None if indirect else self._slices(view), indirect)
@@ -208,7 +237,7 @@ class Recording:
         boxes = np.array(self._boxes, np.uint16).reshape(-1, 4)[order]
         errors = np.zeros(self.count, np.float32)
         errors[list(self.errors)] = list(self.errors.values())
-        loops, turns = turn_columns([self.turns.get((0, handle), ()) for handle in self.handles])
+        loops, turns = turn_columns([self._turn(*number) for number in self.numbers])
         names, tiles = self._tile_columns()
         table = {
             "kinds": [list(kind) for kind in self._kinds],
@@ -220,6 +249,7 @@ class Recording:
         }
         return table, {
             "kind": narrowest(np.array(self._kind), len(self._kinds.numbers)),
+            "core": np.array([core for core, _ in self.numbers], np.uint8),
             "views": np.bincount(step, minlength=self.count).astype(np.uint16),
             "error": errors,
             **turns,
@@ -234,9 +264,14 @@ class Recording:
             **self.maps.columns(),
         }
 
+    def _turn(self, core: int, number: int) -> tuple[tuple[str, Any], ...]:
+        """Return where the loops around a step stood; of several cores, the core comes first."""
+        turn = self.turns.get((core, number), ())
+        return (("core", core), *turn) if self.cores > 1 else turn
+
     def _tile_columns(self) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
         labels, types, rows = Names(), Names(), []
-        for storage, (first, last) in zip(self._tiles, self._lives, strict=True):
+        for storage, (first, last), core in zip(self._tiles, self._lives, self._core_of, strict=True):
             memory = 1 if storage.buffer is SBUF else 2 if storage.buffer is PSUM else 0
             down, across = sizes(storage)
             rows.append(
@@ -249,9 +284,10 @@ class Recording:
                     down,
                     across * storage.dtype.itemsize,
                     storage.address[0] if storage.address else 0,
+                    core,
                 )
             )
-        names = ("memory", "label", "type", "first", "last", "rows", "width", "partition")
+        names = ("memory", "label", "type", "first", "last", "rows", "width", "partition", "core")
         columns = dict(zip(names, np.array(rows, np.int64).reshape(-1, len(names)).T, strict=True))
         columns["at"] = self._addresses()
         table = {"labels": list(labels), "types": list(types)}
@@ -260,8 +296,12 @@ class Recording:
     def _addresses(self) -> np.ndarray:
         """Return the byte of its partitions at which each tile is drawn: the user's, or in the first gap."""
         found = np.zeros(len(self._lives), np.int64)
-        for buffer in (SBUF, PSUM):
-            chosen = [(tile, s) for s, tile in self._tiles.items() if s.buffer is buffer]
+        for buffer, core in product((SBUF, PSUM), range(self.cores)):
+            chosen = [
+                (tile, s)
+                for s, tile in self._tiles.items()
+                if s.buffer is buffer and self._core_of[tile] == core
+            ]
             lives = []
             for tile, storage in chosen:
                 first, last = self._lives[tile]
@@ -288,15 +328,22 @@ def _key(view: View) -> tuple:
     return view.offset, view.shape, view.strides, view.dtype, view.indirection is None
 
 
-def _numbers(values: np.ndarray, view: View) -> np.ndarray:
-    """Return values as a matrix of float32; of float64, for integers that need it."""
+def shown(view: View) -> View:
+    """Return the view whose values stand for an operand: of run-time addresses, all of its storage."""
+    return view if view.indirection is None else whole(view.storage, None)
+
+
+def as_matrix(held: OperandValues) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return values as a matrix of float32 (wide integers: float64), and which were never written."""
+    view, values, unwritten = shown(held.view), held.values, held.unwritten
     dtype = view.dtype
     if not dtype.castable:  # packed lanes: their bits
         values, wide = np.ascontiguousarray(values).view(dtype.bits), dtype.itemsize > 2
     else:
         wide = dtype.is_integer and dtype.itemsize > 2
     numbers = values.astype(np.float64) if wide or not dtype.castable else f32(values, dtype)
-    return _matrix(numbers, view)
+    matrix = _matrix(numbers, view)
+    return matrix, None if unwritten is None else unwritten.reshape(matrix.shape)
 
 
 def _matrix(values: np.ndarray, view: View) -> np.ndarray:

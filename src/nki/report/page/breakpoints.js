@@ -10,6 +10,7 @@ class Breakpoints {
     this.conditions = {
       nan: { name: "NaN", title: "Steps that write a NaN", on: true, steps: run.stepsWith(writesNaN) },
       unwritten: { name: "never written", title: "Steps that read elements which were never written", on: true, steps: run.stepsWith(readsUnwritten) },
+      error: { name: "error", title: "The step that raises", on: true, steps: Uint8Array.from({ length: run.steps }, (_, step) => +run.failsAt(step)) },
       difference: { name: "difference", title: "Steps whose part of a result differs from the reference by more than this many times what its dtype and sums allow", on: true, steps: new Uint8Array(run.steps) },
     };
     this.setTolerance(1);

@@ -67,15 +67,16 @@ class Memories {
     }
     const reach = panel.reach;
     for (const tile of panel.tiles) {
-      if (run.tile_first[tile] > step || run.tile_last[tile] < step) continue;
+      if (run.tile_first[tile] > step || run.tile_last[tile] < step || run.tile_core[tile] !== run.core[step]) continue;
       used += run.tile_width[tile];
       const x = (run.tile_at[tile] / reach) * width;
       const y = (run.tile_partition[tile] / PARTITIONS) * CHIP_HEIGHT;
       const size = [Math.max(2, (run.tile_width[tile] / reach) * width), Math.max(2, (run.tile_rows[tile] / PARTITIONS) * CHIP_HEIGHT)];
       this.#tile(context, panel, tile, x, y, ...size);
     }
+    const core = run.cores > 1 ? `of core ${run.core[step]}: ` : "";
     panel.text.textContent = panel.tiles.length
-      ? `128 partitions × ${sizeText(reach)} of ${sizeText(capacity)}; ${sizeText(used)} in use` : "not used";
+      ? `${core}128 partitions × ${sizeText(reach)} of ${sizeText(capacity)}; ${sizeText(used)} in use` : "not used";
   }
 
   #tile(context, panel, tile, x, y, width, height, label = true) {

@@ -31,15 +31,21 @@ function scaleOf(low, high) {
 
 class HeatMap {
   constructor(run, operand, palette, tooltip) {
-    Object.assign(this, { run, operand, palette, tooltip, map: run.map[operand] });
+    Object.assign(this, { run, operand, palette, tooltip, map: run.mapOf(operand) });
     this.node = element("figure", {}, this.#caption());
-    if (this.map < 0) {
-      this.node.append(element("p", { className: "absent", textContent: run.has_values ? "not in this file" : "no values: the kernel was traced" }));
+    if (!this.map) {
+      this.node.append(element("p", { className: "absent", textContent: this.#absence() }));
       return;
     }
-    if (run.hasCells(this.map)) this.#drawing();
+    if (this.map.cells) this.#drawing();
     else this.node.append(element("p", { className: "absent", textContent: "its values are not in this file" }));
     this.node.append(this.#facts());
+  }
+
+  #absence() {
+    const { run, operand } = this;
+    if (!run.has_values) return "no values: the kernel was traced";
+    return run.role[operand] !== READS && operand >= run.first[run.steps - 1] && run.raised ? "not written: the step failed" : "not in this file";
   }
 
   #caption() {
@@ -53,9 +59,8 @@ class HeatMap {
   }
 
   #facts() {
-    const { run, map } = this;
-    const [nans, never] = [run.map_nans[map], run.map_unwritten[map]];
-    return element("p", { className: "facts" }, `min ${shortText(run.map_low[map])}  max ${shortText(run.map_high[map])}  mean ${shortText(run.map_mean[map])}`,
+    const { low, high, mean, nans, unwritten: never } = this.map;
+    return element("p", { className: "facts" }, `min ${shortText(low)}  max ${shortText(high)}  mean ${shortText(mean)}`,
       nans ? " · " : "", nans ? element("span", { className: "nan", textContent: `${nans.toLocaleString("en-US")} NaN` }) : "",
       never ? " · " : "", never ? element("span", { className: "never", textContent: `${never.toLocaleString("en-US")} never written` }) : "");
   }
@@ -69,8 +74,7 @@ class HeatMap {
 
   #drawing() {
     const { run, map } = this;
-    [this.down, this.across] = [run.map_down[map], run.map_across[map]];
-    [this.rows, this.columns] = [run.map_rows[map], run.map_columns[map]];
+    ({ down: this.down, across: this.across, rows: this.rows, columns: this.columns } = map);
     const cell = Math.min(LARGEST_CELL, WIDTH / this.across);
     const width = this.across > 8 ? "100%" : `${Math.max(LEAST_SIDE, Math.round(cell * this.across))}px`;
     const height = Math.max(LEAST_SIDE, Math.min(MOST_HEIGHT, Math.round(Math.max(cell, 2) * this.down)));
@@ -83,7 +87,7 @@ class HeatMap {
     this.canvas.onblur = () => (this.tooltip.hidden = true);
     this.canvas.onkeydown = (event) => this.#key(event);
     this.node.append(this.canvas);
-    this.ready = run.cells(map).then((cells) => this.#paint(cells));
+    this.ready = map.cells().then((cells) => this.#paint(cells));
   }
 
   #paint(cells) {

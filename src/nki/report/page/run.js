@@ -2,6 +2,7 @@
 
 const [READS, ADDS_TO, WRITES] = [0, 1, 2]; // roles of operands
 const KEPT_CHUNKS = 256; // of cells that stay unpacked
+const FIGURES = ["rows", "columns", "low", "high", "mean", "nans", "unwritten"];
 
 class Run {
   static async read() {
@@ -21,10 +22,16 @@ class Run {
     this.turns = Array.from({ length: depths }, (_, depth) => new Int32Array(accumulateWhole(columns[`turn${depth}`]).buffer));
     this.kinds = this.kinds.map(([name, engine, file, line]) => ({ name, engine, file, line }));
     this.chunks = new Map(); // number -> promise of its bytes, the oldest first
+    this.answers = new Map(); // operand -> its map as the page's server computed it, the oldest first
   }
 
   kindOf(step) {
     return this.kinds[this.kind[step]];
+  }
+
+  /** Whether the kernel raised an error at a step. */
+  failsAt(step) {
+    return this.raised !== "" && step === this.steps - 1;
   }
 
   place(step) {
@@ -48,29 +55,14 @@ class Run {
     return on;
   }
 
-  hasCells(map) {
-    return map >= 0 && this.map_chunk[map] > 0;
-  }
-
-  /** The cells of a heat map: numbers, NaN, or undefined where nothing was ever written. */
-  async cells(map) {
-    const buffer = await this.#chunk(this.map_chunk[map]);
-    const [start, width, size] = [this.map_start[map], this.map_width[map], this.map_down[map] * this.map_across[map]];
-    const values = new Float64Array(size);
-    const never = new Uint8Array(size);
-    const words = new Uint32Array(buffer, start, width === 8 ? 2 * size : width === 4 ? size : 0);
-    const halves = width === 2 ? new Uint16Array(buffer, start, size) : null;
-    const bits = new Uint32Array(1);
-    const single = new Float32Array(bits.buffer);
-    const doubles = width === 8 ? new Float64Array(buffer, start, size) : null;
-    for (let i = 0; i < size; i++) {
-      if (doubles) [values[i], never[i]] = [doubles[i], words[2 * i + 1] === 0xffffffff];
-      else {
-        bits[0] = halves ? halves[i] << 16 : words[i];
-        [values[i], never[i]] = [single[0], halves ? halves[i] === 0xffff : words[i] === 0xffffffff];
-      }
-    }
-    return { values, never, exact: width > 2 };
+  /** The heat map of an operand: its figures and, if this file or its server has them, `cells()`; undefined for none. */
+  mapOf(operand) {
+    const map = this.map[operand];
+    if (this.answers.has(operand) || map < 0) return this.answers.get(operand);
+    const figures = Object.fromEntries([...FIGURES, "down", "across"].map((name) => [name, this[`map_${name}`][map]]));
+    const size = figures.down * figures.across;
+    const cells = async () => readCells(await this.#chunk(this.map_chunk[map]), this.map_start[map], this.map_width[map], size);
+    return { ...figures, exact: this.map_width[map] > 2, cells: this.map_chunk[map] > 0 ? cells : null };
   }
 
   #chunk(number) {
@@ -103,6 +95,25 @@ class Run {
     const [dtype, shape] = this.shapes[this.shape[operand]];
     return `${dtype}[${shape.join(", ")}]`;
   }
+}
+
+/** The cells of a heat map: numbers, NaN, and where nothing was ever written. */
+function readCells(buffer, start, width, size) {
+  const values = new Float64Array(size);
+  const never = new Uint8Array(size);
+  const words = new Uint32Array(buffer, start, width === 8 ? 2 * size : width === 4 ? size : 0);
+  const halves = width === 2 ? new Uint16Array(buffer, start, size) : null;
+  const bits = new Uint32Array(1);
+  const single = new Float32Array(bits.buffer);
+  const doubles = width === 8 ? new Float64Array(buffer, start, size) : null;
+  for (let i = 0; i < size; i++) {
+    if (doubles) [values[i], never[i]] = [doubles[i], words[2 * i + 1] === 0xffffffff];
+    else {
+      bits[0] = halves ? halves[i] << 16 : words[i];
+      [values[i], never[i]] = [single[0], halves ? halves[i] === 0xffff : words[i] === 0xffffffff];
+    }
+  }
+  return { values, never, exact: width > 2 };
 }
 
 /** A number as numpy shows a float32: the shortest text that gives it back. */

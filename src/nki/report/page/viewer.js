@@ -2,7 +2,7 @@
 
 const byId = (id) => document.getElementById(id);
 const PLAY_MS = 120, PAGE = 100;
-const MARKS = { difference: "capacity", nan: "nan", unwritten: "scalar" }; // of the strip, by condition
+const MARKS = { difference: "capacity", nan: "nan", unwritten: "scalar", error: "capacity" }; // of the strip, by condition
 
 class Viewer {
   constructor(run) {
@@ -65,24 +65,26 @@ class Viewer {
     this.listing.current(at);
     this.memories.draw(at);
     this.#strip();
-    return this.#operands();
+    return this.operands();
   }
 
   #title() {
     const { run, at } = this;
     const kind = run.kindOf(at);
-    byId("what").replaceChildren(element("code", { textContent: `nisa.${kind.name}` }),
-      element("span", { className: `chip ${kind.engine}`, textContent: kind.engine === "dma" ? "DMA" : kind.engine }),
+    const engine = element("span", { className: `chip ${kind.engine}`, textContent: kind.engine === "dma" ? "DMA" : kind.engine });
+    byId("what").replaceChildren(...(kind.name ? [element("code", { textContent: `nisa.${kind.name}` }), engine] : ["The kernel raises an error"]),
       element("small", { textContent: run.place(at) }));
+    byId("error").textContent = run.failsAt(at) ? run.raised : "";
+    byId("error").hidden = !run.failsAt(at);
   }
 
-  async #operands() {
+  async operands() {
     const { run, at } = this;
     const maps = [...run.operandsOf(at)].map((operand) => new HeatMap(run, operand, this.palette, this.tooltip));
     byId("operands").replaceChildren(...maps.map((map) => map.node));
     this.maps = maps;
     const sampled = !run.has_values || (at % run.every === 0 && (!run.window || (at >= run.window[0] && at < run.window[1])));
-    byId("sampled").hidden = sampled;
+    byId("sampled").hidden = sampled || run.live;
     if (!sampled) byId("sampled").textContent = this.#sampling();
     await Promise.all(maps.map((map) => map.ready));
   }
@@ -254,7 +256,7 @@ class Viewer {
   #conditions() {
     const box = byId("conditions");
     for (const [key, condition] of Object.entries(this.breaks.conditions)) {
-      if (key === "difference" && !this.run.agreements.length) continue;
+      if ((key === "difference" && !this.run.agreements.length) || (key === "error" && !this.run.raised)) continue;
       const count = element("small");
       const button = element("button", { id: `on-${key}`, title: condition.title, "aria-pressed": "true", textContent: condition.name }, count);
       button.onclick = () => {
@@ -287,7 +289,8 @@ class Viewer {
     const stop = (name, key) => (first(key) < 0 ? "" : tile(name, `step ${(first(key) + 1).toLocaleString("en-US")}`, first(key), true));
     const wrong = run.agreements.reduce((sum, [wrong]) => sum + wrong, 0);
     const agreed = !run.agreements.length ? "" : tile("Reference", wrong ? `${countText(wrong, "element")} differ` : "agrees", -1, wrong > 0);
-    byId("summary").append(...[tile("Steps", run.steps.toLocaleString("en-US"), -1), agreed, stop("First difference", "difference"), stop("First NaN", "nan"),
+    const raises = run.raised ? tile("Raises", `step ${run.steps.toLocaleString("en-US")}`, run.steps - 1, true) : "";
+    byId("summary").append(...[tile("Steps", run.steps.toLocaleString("en-US"), -1), raises, agreed, stop("First difference", "difference"), stop("First NaN", "nan"),
       stop("Never written, first read", "unwritten")].filter(Boolean));
   }
 
@@ -309,17 +312,3 @@ class Viewer {
 }
 
 const MARK_ENGINES = new Set(["tensor", "vector", "scalar", "gpsimd"]);
-
-async function main() {
-  const begun = performance.now();
-  const run = await Run.read();
-  const decoded = performance.now();
-  window.viewer = new Viewer(run);
-  viewer.milliseconds = { decode: decoded - begun, build: performance.now() - decoded, drawn: performance.now() };
-  document.documentElement.dataset.ready = "yes";
-}
-
-main().catch((problem) => {
-  byId("what").textContent = `The run could not be read: ${problem.message}`;
-  throw problem;
-});
