@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from backend_agreement import assert_agrees
+from nki.backends.fused import chains
+from nki.backends.fused.cache import plans
 from random_programs import rich_programs
 from tile_programs import program_of
 
@@ -16,17 +18,22 @@ torch = pytest.importorskip("torch")
 
 BACKENDS = {
     "fused": ("fused", {}),
+    "chains": ("fused", {"OPEN_NKI_THREADS": "3"}),  # of the smallest programs, too
     "torch": ("torch", {}),
     "cuda": ("torch", {"OPEN_NKI_DEVICE": "cuda"}),
 }
 on_every_backend = pytest.mark.parametrize(
-    "name", ["fused", "torch", *(["cuda"] if torch.cuda.is_available() else [])]
+    "name", ["fused", "chains", "torch", *(["cuda"] if torch.cuda.is_available() else [])]
 )
 
 
 def agrees(name, program, arrays):
     backend, environment = BACKENDS[name]
-    return assert_agrees(program, arrays, backend, **environment)
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "chains":
+            patch.setattr(chains, "MIN_ELEMENTS", 0)
+        plans.clear()
+        return assert_agrees(program, arrays, backend, **environment)
 
 
 def random_program(seed):
@@ -43,15 +50,16 @@ def count_of_runs(name, seeds):
 @on_every_backend
 def test_backends_agree_on_tile_programs(name, first):
     ran = count_of_runs(name, range(first, first + 20))
-    assert ran >= (16 if name == "fused" else 7)
+    assert ran >= (16 if name in ("fused", "chains") else 7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 20_000, 1000))
 @on_every_backend
 def test_backends_agree_on_many_tile_programs(name, first):
-    count = 1000 if name == "fused" else 250
-    assert count_of_runs(name, range(first, first + count)) >= count * (0.8 if name == "fused" else 0.35)
+    on_processor = name in ("fused", "chains")
+    count = 1000 if on_processor else 250
+    assert count_of_runs(name, range(first, first + count)) >= count * (0.8 if on_processor else 0.35)
 
 
 @on_every_backend

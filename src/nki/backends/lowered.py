@@ -20,8 +20,23 @@ from ..ir.tree import leaves
 from ..ir.view import View
 from ..machine.machine import Machine
 
-ORDERED = frozenset((State.vector_accumulator, State.scalar_accumulator))  # states that plans keep in order
+REGISTERS = {State.vector_accumulator: "vector", State.scalar_accumulator: "scalar"}  # plans keep their order
+RESETS = ("reset", "reset_reduce", "load_reduce")  # commands that do not read the registers
 UNPLANNED = (State.output, State.ranks, State.vector_random, State.gpsimd_random)  # reference only
+
+
+def register_use(instruction: Instruction, state: State) -> tuple[str, bool | None]:
+    """Return the set of accumulator registers, and whether a chain begins; None: what they hold is lost."""
+    command = getattr(getattr(instruction, "reduce_cmd", None), "name", "")
+    which = REGISTERS[state]
+    if command == "idle" and which == "vector":
+        return which, None
+    return which, command in RESETS
+
+
+def lanes_of(instruction: Instruction) -> int:
+    """Return how many accumulator registers of a set an instruction uses."""
+    return instruction.operands()[0].shape[0]  # type: ignore[no-any-return]
 
 
 class LoweredLoop(NamedTuple):
@@ -50,7 +65,7 @@ class Signature:
         # the reference backend runs a fence, and nothing is moved across it
         self.fence = (
             not access.fixed
-            or not ORDERED.issuperset(self.states)
+            or not REGISTERS.keys() >= set(self.states)
             or any(
                 getattr(getattr(instruction, name), "is_register", False) for name in instruction.registers
             )

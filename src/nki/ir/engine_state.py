@@ -15,6 +15,9 @@ class Accumulators:
         self.defined = defined  # the first lanes, which hold a value
         self.user = user  # the instruction that began or continued the chain
 
+    def copy(self) -> Accumulators:
+        return Accumulators(self.values.copy(), self.defined, self.user)
+
 
 class EngineState:
     """The accumulator registers of VectorE and ScalarE, and what the executor found in PSUM."""
@@ -27,3 +30,9 @@ class EngineState:
         # Which elements of an `Accumulated` dst matmuls wrote before: a mask, or True or False where all
         # agree. None: `accumulate` asks for a sum, and nothing wrote some of them.
         self.matmul_written: np.ndarray | bool | None = False
+
+    def copy(self) -> EngineState:
+        found = EngineState(0)
+        found.vector, found.scalar = self.vector.copy(), self.scalar.copy()
+        found.matmul_written = self.matmul_written
+        return found

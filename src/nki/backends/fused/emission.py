@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from ...ir.layout import row_major
 from ...ir.storage import Storage
 from ..lowered import Lowered
+from .chains import Chains
 from .products import Factor, Gemm
 from .steps import (
     ARENA,
+    REGION,
     ArrayRef,
     GemmStep,
     InputRef,
@@ -18,6 +20,7 @@ from .steps import (
     Matrix,
     OutputRef,
     PackedTile,
+    ParallelSteps,
     PlanStep,
     StoredBlock,
 )
@@ -26,7 +29,7 @@ from .values import Elements, SSAValue, storage_elements
 
 
 class Location(NamedTuple):
-    """Elements in bytes of a storage, or of the arena (None)."""
+    """Elements in bytes of a storage, or of the arena or a region (None)."""
 
     storage: Storage | None
     offset: int
@@ -68,15 +71,40 @@ class StepEmitter:
     def __init__(self, lowered: Lowered, core: int):
         self.storages = lowered.storage_numbers
         self.items = {id(item): number for number, item in enumerate(lowered.items[core])}
+        self.steps: list[PlanStep] = []
+        self.chains: dict[int, ParallelSteps] = {}
 
-    def emit(self, steps: Sequence[Any]) -> tuple[PlanStep, ...]:
-        return tuple([self._gemm(s) if s.__class__ is Gemm else self._instruction(s) for s in steps])
+    def emit(self, steps: Sequence[Any]) -> None:
+        for step in steps:
+            if step.__class__ is Chains:
+                self._chains(step)
+            else:
+                self.steps.append(self._step(step))
+
+    def _step(self, step: Gemm | Node) -> PlanStep:
+        return self._gemm(step) if isinstance(step, Gemm) else self._instruction(step)
+
+    def _chains(self, step: Chains) -> None:
+        first, ends = len(self.steps), []
+        for chain in step.chains:
+            self.steps += map(self._step, chain)
+            ends.append(len(self.steps))
+        refs = [ref for one in self.steps[first:] for ref in one.refs()]
+        registers = [
+            (which, next(i for i, chain in enumerate(step.chains) if node in chain))
+            for which, node in step.last.items()
+        ]
+        self.chains[first] = ParallelSteps(
+            tuple(ends), tuple({ref.storage for ref in refs}), tuple(registers)
+        )
 
     def ref(self, elements: Elements) -> ArrayRef:
         storage, offset, shape, strides = locate(elements)
-        return ArrayRef(
-            ARENA if storage is None else self.storages[storage], offset, shape, strides, elements.dtype
-        )
+        if storage is not None:
+            number = self.storages[storage]
+        else:
+            number = REGION if elements.base.in_region else ARENA
+        return ArrayRef(number, offset, shape, strides, elements.dtype)
 
     # ---- instructions ----------------------------------------------------------------------------
 

@@ -17,10 +17,11 @@ from ...ir.program import Loop
 from ...ir.storage import Storage
 from ..lowered import UNPLANNED, Lowered
 from . import cache
+from .chains import allocate_values
 from .emission import StepEmitter
 from .fusion import fuse
 from .products import Gemm
-from .stages import allocate_values, schedule
+from .stages import schedule
 from .steps import CorePlan, FusedPlan, InstructionStep, WriteOnceResult
 from .storages import Storages, touched
 from .tiles import Untrackable
@@ -139,12 +140,13 @@ def _core(lowered: Lowered, core: int, storages: Storages) -> CorePlan:
     tracker.track(lowered.items[core])
     nodes = fuse(tracker.nodes, tracker.fused)
     steps = schedule(nodes, storages)
-    arena = allocate_values(steps)
-    packed = max((s.left.nbytes + s.right.nbytes for s in steps if s.__class__ is Gemm), default=0)
-    emitted = StepEmitter(lowered, core).emit(steps)
+    arena, region = allocate_values(steps)
+    packed = max((s.packed_bytes for s in steps if s.__class__ is Gemm), default=0)
+    emitter = StepEmitter(lowered, core)
+    emitter.emit(steps)
     for node in tracker.nodes:
         node.unlink()
-    return CorePlan(emitted, arena, packed, tracker.fused)
+    return CorePlan(tuple(emitter.steps), emitter.chains, arena, region, packed, tracker.fused)
 
 
 def _plan(

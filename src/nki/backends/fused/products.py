@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...machine.dtypes import FLOAT32
+from .steps import BLOCK
 from .tracking import Node
 from .values import Elements, SSAValue, matrix_strides, reshape_strides
 
@@ -77,6 +78,15 @@ class Gemm(NamedTuple):
     result: ProductBuffer | None  # else its buffer
     copies: list[tuple[SSAValue, int, int]]  # values that are stored elsewhere: row and column
     products: int  # of tiles
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.left.nbytes + self.right.nbytes
+
+    @property
+    def is_one_block(self) -> bool:
+        """Whether one thread computes it: the blocks of a product depend on its size alone."""
+        return max(self.left.columns, self.right.columns) <= BLOCK
 
 
 class Column(tuple):

@@ -8,11 +8,14 @@ product compute on the arrays of their operands; a fence goes to the numpy execu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 
+from ...ir.context import activate
 from ...ir.instruction import Instruction
 from ...ir.layout import Shape
 from ...ir.program import Diagnostic, Loop
@@ -24,8 +27,42 @@ from ..protocol import ExecutingCore
 from ..reference.backend import run_loop
 from ..reference.memory import FULL, aligned
 from .arrays import pool
-from .steps import ARENA, ArrayRef, FusedPlan, GemmStep, InstructionStep, Matrix, OutputRef, PlanStep
+from .steps import (
+    ARENA,
+    BLOCK,
+    MAX_PACKED,
+    REGION,
+    ArrayRef,
+    FusedPlan,
+    GemmStep,
+    InstructionStep,
+    Matrix,
+    OutputRef,
+    ParallelSteps,
+    PlanStep,
+)
 from .threads import run_parts
+
+CHAIN_THREADS = 4  # more of them would wait for the interpreter's lock
+MIN_TILE = 1 << 18  # bytes; to pack smaller tiles is no work for several threads
+
+
+class Diagnosed(Exception):
+    """An instruction reports a diagnostic about values: the reference reports it, with lines."""
+
+
+class ChainCore:
+    """What the instructions of a chain may use of their core: accumulator registers of its own."""
+
+    pending_warnings: list[tuple] | None = None
+    instruction = None
+
+    def __init__(self, core: ExecutingCore):
+        self.machine, self.index, self.execution = core.machine, core.index, core.execution
+        self.engine_state = core.engine_state.copy()
+
+    def diagnose(self, *_: object) -> None:
+        raise Diagnosed
 
 
 class PlanRunner:
@@ -48,9 +85,14 @@ class PlanRunner:
         self.raws[ARENA] = self.arena
         try:
             self._report(pending, 0, steps)
+            done = 0  # by the chains
             for number, step in enumerate(steps):
+                if number in self.part.chains:
+                    done = self._chains(number, self.part.chains[number])
+                if number < done:
+                    continue
                 if isinstance(step, GemmStep):
-                    self._gemm(step)
+                    self._gemm(step, self.packs)
                 elif step.kind == "fence":
                     self._fence(step)
                     self._report(pending, number + 1, steps)
@@ -79,10 +121,13 @@ class PlanRunner:
 
     def array(self, ref: ArrayRef) -> np.ndarray:
         storage, offset, shape, strides, dtype = ref
+        return np.ndarray(shape, dtype.storage, self._raw(storage), offset, strides)
+
+    def _raw(self, storage: int) -> np.ndarray:
         raw = self.raws.get(storage)
         if raw is None:
             raw = self.raws[storage] = self.memories[self.lowered.storages[storage]].raw
-        return np.ndarray(shape, dtype.storage, raw, offset, strides)
+        return raw
 
     # ---- diagnostics -----------------------------------------------------------------------------
 
@@ -112,6 +157,46 @@ class PlanRunner:
         else:
             core.instruction = item
             core.executor(item)
+
+    def _chains(self, first: int, parallel: ParallelSteps) -> int:
+        """Run chains on all threads; return the number of the next step."""
+        for storage in parallel.storages:
+            self._raw(storage)  # no two threads look up the same memory for the first time
+        starts = (first, *parallel.ends)
+        runners = [self._for_chain() for _ in parallel.ends]
+        parts = [partial(PlanRunner._chain, *chain) for chain in zip(runners, pairwise(starts), strict=True)]
+        run_parts(parts, min(self.threads, CHAIN_THREADS))
+        for which, last in parallel.registers:
+            setattr(self.core.engine_state, which, getattr(runners[last].core.engine_state, which))
+        return starts[-1]
+
+    def _for_chain(self) -> PlanRunner:
+        """Return a runner with registers and a region of its own."""
+        found = copy(self)
+        found.core = cast("ExecutingCore", ChainCore(self.core))  # all that a chain needs of it
+        found.raws, found.threads = self.raws.copy(), 1
+        return found
+
+    def _chain(self, limits: tuple[int, int]) -> None:
+        before = activate(self.core)
+        region = self.raws[REGION] = pool.take(self.part.region)
+        try:
+            for step in self.part.steps[slice(*limits)]:
+                if isinstance(step, GemmStep):
+                    self._small_gemm(step)
+                else:
+                    self._instruction(step)
+        finally:
+            pool.give_back(region)
+            activate(before)
+
+    def _small_gemm(self, product: GemmStep) -> None:
+        """Compute a product with memory of its own for packed factors."""
+        packed = pool.take(MAX_PACKED)
+        try:
+            self._gemm(product, packed[:MAX_PACKED].view(np.float32))
+        finally:
+            pool.give_back(packed)
 
     def _instruction(self, step: InstructionStep) -> None:
         if step.kind == "gather":
@@ -177,10 +262,11 @@ class PlanRunner:
 
     # ---- products --------------------------------------------------------------------------------
 
-    def _gemm(self, product: GemmStep) -> None:
-        left, packing = self._matrix(product.left, 0)
-        right, more = self._matrix(product.right, product.left.nbytes // 4)
-        run_parts([*packing, *more], self.threads)
+    def _gemm(self, product: GemmStep, packed: np.ndarray) -> None:
+        left, packing = self._matrix(product.left, packed)
+        right, more = self._matrix(product.right, packed[product.left.nbytes // 4 :])
+        tiles = [*packing, *more]
+        run_parts(tiles, self.threads if product.packed_bytes > MIN_TILE * len(tiles) else 1)
         if product.target is not None:
             out = self.array(product.target)
         else:
@@ -191,23 +277,20 @@ class PlanRunner:
             target = self.array(ref)
             target[...] = out[row : row + rows, column : column + columns].reshape(target.shape)
 
-    def _matrix(self, factor: Matrix, at: int) -> tuple[np.ndarray, list[Callable[[], None]]]:
+    def _matrix(self, factor: Matrix, memory: np.ndarray) -> tuple[np.ndarray, list[Callable[[], None]]]:
         """Return a factor, and the functions that pack it."""
         if factor.view is not None:
             return self.array(factor.view), []
         size = factor.rows * factor.columns
         if factor.transposed:
-            packed = self.packs[at : at + size].reshape(factor.columns, factor.rows).T
+            packed = memory[:size].reshape(factor.columns, factor.rows).T
         else:
-            packed = self.packs[at : at + size].reshape(factor.rows, factor.columns)
+            packed = memory[:size].reshape(factor.rows, factor.columns)
         parts: list[Callable[[], None]] = []
         for row, step, rows, column, columns, source in factor.tiles:
             target = packed[row : row + step * rows : step, column : column + columns]
             parts.append(partial(widen, target, self.array(source).reshape(target.shape), source.dtype))
         return packed, parts
-
-
-BLOCK = 1024  # rows and columns of a result that one thread works on
 
 
 def _blocks(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> list[Callable[[], None]]:

@@ -1,48 +1,48 @@
-"""Stages: the order of all nodes, and the address of every value in the arena.
+"""Stages: the order of all nodes.
 
 Between two fences the nodes are split into windows, so that the values of a window stay within a budget of
 memory. A window runs in stages: first the products that depend on no other product of the window, then the
-nodes that depend on these alone, in program order, then the products that depend on those, and so on.
+nodes that depend on these alone, in chains (`chains.py`), then the products that depend on those, and so on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...ir.dependences import AccessLevels
 from ...ir.instruction import State
-from ...ir.liveness import allocate
-from .products import Gemm, merge_products
+from .chains import group_products, split
+from .products import merge_products
 from .storages import Storages
-from .tracking import Node
+from .tracking import Node, node_inputs
 from .values import Elements, SSAValue
 
 WINDOW = 96 << 20  # bytes of the values of a window
 
 
 def schedule(nodes: Sequence[Node], storages: Storages, window: int = WINDOW) -> list[Any]:
-    """Return what to do, in order: Gemms and Nodes."""
+    """Return what to do, in order: Gemms, Nodes and Chains."""
     steps: list[Any] = []
     number, nbytes = 0, 0
     open_nodes: list[Node] = []
     depths = _Depths(storages)
     for node in nodes:
         if node.kind == "fence":
-            steps += _staged(open_nodes)
+            steps += _staged(open_nodes, storages)
             steps.append(node)
             open_nodes, nbytes, number = [], 0, number + 1
             depths = _Depths(storages)
             continue
         new = sum(v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None)
         if nbytes + new > window and open_nodes:
-            steps += _staged(open_nodes)
+            steps += _staged(open_nodes, storages)
             open_nodes, nbytes, number = [], 0, number + 1
             depths = _Depths(storages)
         nbytes += new
         depths.set(node, number)
         open_nodes.append(node)
-    steps += _staged(open_nodes)
+    steps += _staged(open_nodes, storages)
     return steps
 
 
@@ -78,24 +78,7 @@ class _Depths:
                 value.depth, value.window = depth, window
 
 
-def node_inputs(node: Node) -> Iterator[Elements]:
-    """Iterate over everything that a node reads, except memory in place."""
-    if node.kind == "product":
-        for left, right in node.outputs[0][1].terms:
-            yield left
-            yield right
-        return
-    for _, elements in node.reads:
-        if elements.__class__ is Elements:
-            yield elements
-    for _, _, before in node.outputs:
-        if before is not None:
-            yield before
-    for _, elements in node.parts:
-        yield elements
-
-
-def _staged(nodes: list[Node]) -> list[Any]:
+def _staged(nodes: list[Node], storages: Storages) -> list[Any]:
     steps: list[Any] = []
     stages: dict[int, tuple[list[Node], list[Node]]] = {}
     for node in nodes:
@@ -104,44 +87,6 @@ def _staged(nodes: list[Node]) -> list[Any]:
     for depth in sorted(stages):
         products, others = stages[depth]
         if products:
-            steps += merge_products(products)
-        steps += others
+            steps += group_products(merge_products(products))
+        steps += split(others, storages)
     return steps
-
-
-# ---- addresses -----------------------------------------------------------------------------------
-
-
-def allocate_values(steps: Sequence[object]) -> int:
-    """Set the address of every value in the arena; return the bytes that it needs."""
-    return allocate(map(_memories, steps), _set_address)
-
-
-def _set_address(memory: Any, at: int) -> None:
-    memory.at = at
-
-
-def _memories(step: Any) -> Iterator[Any]:
-    """Iterate over the values and buffers in the arena that a step touches."""
-    if step.__class__ is Gemm:
-        if step.result is not None:
-            yield step.result
-        for factor in (step.left, step.right):
-            if factor.view is not None:
-                yield from _memory_of(factor.view.base)
-            for tile in factor.tiles:
-                yield from _memory_of(tile.elements.base)
-        return
-    for elements in node_inputs(step):
-        yield from _memory_of(elements.base)
-    for _, value, _ in step.outputs:
-        if value.__class__ is SSAValue:
-            yield from _memory_of(value)
-
-
-def _memory_of(base: object) -> Iterator[Any]:
-    if base.__class__ is SSAValue:
-        if base.in_product is not None:
-            yield base.in_product[0]
-        elif base.stored_at is None:
-            yield base

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 
 from ...machine.dtypes import DType
 
+BLOCK = 1024  # rows and columns of a product that one thread works on
+MAX_PACKED = 4 << 20  # bytes of the packed factors of a product in a chain
 ARENA = -1  # instead of a storage's number: the array of the values
+REGION = -2  # the array of the values of one chain
 
 
 class ArrayRef(NamedTuple):
-    """An array: elements of a storage, or of the arena. Offset and strides are in bytes."""
+    """An array: elements of a storage, the arena or a region. Offset and strides are in bytes."""
 
     storage: int
     offset: int
@@ -70,6 +73,20 @@ class GemmStep(NamedTuple):
     tiles: int
     terms: int  # tile products in all
 
+    @property
+    def packed_bytes(self) -> int:
+        return self.left.nbytes + self.right.nbytes
+
+    def refs(self) -> Iterator[ArrayRef]:
+        """Iterate over the arrays that it touches, except its own buffer."""
+        for factor in (self.left, self.right):
+            if factor.view is not None:
+                yield factor.view
+            yield from (tile.source for tile in factor.tiles)
+        if self.target is not None:
+            yield self.target
+        yield from (block.target for block in self.copies)
+
 
 class InputRef(NamedTuple):
     """An operand that is read: its number, and where it is; None: in the memory of its storage."""
@@ -99,6 +116,24 @@ class InstructionStep(NamedTuple):
     order: Any  # move: how the dimensions of src are permuted; None, "transpose" or numbers
     nbytes: int  # of its outputs in the arena
 
+    def refs(self) -> Iterator[ArrayRef]:
+        """Iterate over the arrays that it touches, except memory in place."""
+        for _, source in self.reads:
+            if source is not None:
+                yield source
+        for _, target, before in self.outputs:
+            yield from (ref for ref in (target, before) if ref is not None)
+        for part in self.parts:
+            yield from part
+
+
+class ParallelSteps(NamedTuple):
+    """Steps in chains that need nothing of each other."""
+
+    ends: tuple[int, ...]  # number of the step after each chain
+    storages: tuple[int, ...]  # what they touch
+    registers: tuple[tuple[str, int], ...]  # the chain that uses each set of accumulator registers last
+
 
 PlanStep = GemmStep | InstructionStep
 
@@ -107,7 +142,9 @@ class CorePlan(NamedTuple):
     """What one core does, in order."""
 
     steps: tuple[PlanStep, ...]
+    chains: dict[int, ParallelSteps]  # by the number of their first step
     arena: int  # bytes of the values
+    region: int  # bytes of the values of the largest chain
     packed: int  # bytes of the largest pair of packed factors
     fused: dict[str, int]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def available() -> int:
 
 
 def run_parts(parts: Sequence[Callable[[], None]], threads: int) -> None:
-    """Run all parts; raise the first error when all have ended."""
+    """Run parts on this thread and on others; raise the first error when those that began have ended."""
     if threads < 2 or len(parts) < 2:
         for part in parts:
             part()
@@ -37,11 +38,29 @@ def run_parts(parts: Sequence[Callable[[], None]], threads: int) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="nki-plan"))
-    waiting = [pool.submit(_quiet, part) for part in parts]
-    problems = [future.exception() for future in waiting]
-    for problem in problems:
-        if problem is not None:
-            raise problem
+    left = deque(parts)
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        with np.errstate(all="ignore"):
+            while left:
+                try:
+                    part = left.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                try:
+                    part()
+                except BaseException as problem:
+                    problems.append(problem)
+                    left.clear()
+
+    helpers = [pool.submit(work) for _ in range(min(threads, len(parts)) - 1)]
+    work()
+    for helper in helpers:
+        if not helper.cancel():  # it has begun
+            helper.result()
+    if problems:
+        raise problems[0]
 
 
 def run_concurrently(programs: Sequence[Callable[[], None]]) -> None:
@@ -63,11 +82,6 @@ def run_concurrently(programs: Sequence[Callable[[], None]]) -> None:
     for problem in problems:
         if problem is not None:
             raise problem
-
-
-def _quiet(part: Callable[[], None]) -> None:
-    with np.errstate(all="ignore"):
-        part()
 
 
 if hasattr(os, "register_at_fork"):

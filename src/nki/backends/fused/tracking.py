@@ -6,7 +6,7 @@ that is written in place, and the tracking starts again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...ir.instruction import Instruction
@@ -55,6 +55,23 @@ class Node:
         for _, value, _ in self.outputs:
             if value.__class__ is SSAValue:
                 value.unlink()
+
+
+def node_inputs(node: Node) -> Iterator[Elements]:
+    """Iterate over everything that a node reads, except memory in place."""
+    if node.kind == "product":
+        for left, right in node.outputs[0][1].terms:
+            yield left
+            yield right
+        return
+    for _, elements in node.reads:
+        if elements.__class__ is Elements:
+            yield elements
+    for _, _, before in node.outputs:
+        if before is not None:
+            yield before
+    for _, elements in node.parts:
+        yield elements
 
 
 class Tracker:

@@ -43,7 +43,8 @@ class SSAValue:
     is_zero = False
     stored_at: Elements | None = None  # it is computed into a part of a result
     in_product: tuple[Any, int, int] | None = None  # a block of a larger product: its buffer, offset, pitch
-    at = -1  # byte offset in the arena
+    at = -1  # byte offset in the arena, or in the region of its chain
+    in_region = False
     depth, window = 0, -1
 
     def __init__(self, view: View, elements: Elements | None = None):

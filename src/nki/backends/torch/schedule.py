@@ -13,19 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...ir.dependences import AccessLevels
-from ...ir.instruction import State
 from ...ir.storage import Storage
 from ...ir.view import View
 from ..fused.products import Factor, Gemm, merge_products, single_product
-from ..fused.stages import node_inputs
 from ..fused.storages import Storages
-from ..fused.tracking import Node
+from ..fused.tracking import Node, node_inputs
 from ..fused.values import Elements, SSAValue, storage_elements
+from ..lowered import REGISTERS, lanes_of, register_use
 
 MERGED = 4.0  # how many times smaller than all its tiles the factors of a merged product must be
-RESETS = ("reset", "reset_reduce", "load_reduce")  # commands that do not read the registers
 LAST = 1 << 30  # the level after which what only products read is computed, all of a stage together
-SETS = {State.vector_accumulator: "vector", State.scalar_accumulator: "scalar"}
 
 
 class Refused(Exception):
@@ -101,20 +98,18 @@ class LevelScheduler:
         if not touched:
             return None, None
         (state,) = touched
-        which = SETS.get(state)
-        if which is None:
+        if state not in REGISTERS:
             raise Refused(f"{node.instruction.public} touches {state.value}")
         instruction = node.instruction
-        command = getattr(instruction, "reduce_cmd", None)
-        lanes = instruction.operands()[0].shape[0]
-        known, name = self.registers.get((self.core, which)), getattr(command, "name", "")
+        (which, begins), lanes = register_use(instruction, state), lanes_of(instruction)
+        known = self.registers.get((self.core, which))
         defined = 0 if known is None else known.lanes
         user = "" if known is None else known.user
-        if name in RESETS:
+        if begins:
             after = AccumulatorValue(lanes, max(defined, lanes), instruction.public)
             self.registers[self.core, which] = after
             return None, after
-        if name == "idle" and which == "vector":
+        if begins is None:
             after = AccumulatorValue(lanes, 0, user)
             self.registers[self.core, which] = after
             return None, after
