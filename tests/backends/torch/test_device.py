@@ -166,7 +166,7 @@ def test_an_argument_that_shares_its_memory_is_not_written_there():
 
 @on_every_device
 def test_an_unsupported_instruction_runs_on_the_host_and_warns_once(device, monkeypatch):
-    monkeypatch.setattr("nki.backends.torch.runner._warned", set())
+    monkeypatch.setattr("nki.backends.torch.instructions._warned", set())
     x, y = torch.rand(4, 8, device=device), torch.rand(4, 8, device=device)
     with pytest.warns(nki.NkiWarning, match="tensor_tensor_scan is not supported"):
         (found,) = run_on_its_device(scanned, x, y)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 
 import numpy as np
 import pytest
@@ -12,17 +11,13 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.backends.lowered import lower
-from nki.ir.storage import Storage
 from support import target
 
 torch = pytest.importorskip("torch")
 from nki.backends.torch import graphs  # noqa: E402
-from nki.backends.torch.graphs import PlanGraphs  # noqa: E402
 from nki.backends.torch.runner import DeviceRunner  # noqa: E402
-from nki.backends.torch.steps import DevicePlan, device_plan_of  # noqa: E402
+from plan_calls import Calls, logarithm  # noqa: E402
 
-CPU = torch.device("cpu")
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -30,16 +25,6 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU
 def on_trn2():
     with target("trn2"):
         yield
-
-
-@nki.jit
-def logarithm(x):
-    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    tile = nl.ndarray(x.shape, x.dtype)
-    nisa.dma_copy(tile, x)
-    nisa.activation(tile, nl.log, tile, scale=2.0)
-    nisa.dma_copy(out, tile)
-    return out
 
 
 @nki.jit
@@ -51,42 +36,6 @@ def scanned(x):
     nisa.tensor_tensor_scan(tile, tile, tile, 0.0, nl.multiply, nl.add)
     nisa.dma_copy(out, tile)
     return out
-
-
-class CpuCapture:
-    """Runs the plan again on tensors of its own, as a graph does."""
-
-    def __init__(self, plan: DevicePlan, given: dict[Storage, object], nbytes: int = 100):
-        self.nbytes, self.plan = nbytes, weakref.proxy(plan)
-        self.given = {storage: torch.empty_like(tensor) for storage, tensor in given.items()}
-        self.replays = 0
-
-    def replay(self, given):
-        for storage, tensor in given.items():
-            self.given[storage].copy_(tensor)
-        self.replays += 1
-        return DeviceRunner(torch, self.plan, self.given, CPU).run()
-
-
-class Calls:
-    """A kernel's plan among the graphs of a device."""
-
-    def __init__(self, kernel=logarithm, shape=(4, 8), limit=1000, capture=CpuCapture, plans=None):
-        self.program = kernel.trace(nki.TensorSpec(shape, "float32"))
-        self.plan = device_plan_of(lower(self.program))
-        self.captures = []
-
-        def captured(plan, given):
-            self.captures.append(capture(plan, given))
-            return self.captures[-1]
-
-        self.graphs = plans or PlanGraphs(lambda p, g: DeviceRunner(torch, p, g, CPU), captured, limit)
-        self.shape = shape
-
-    def __call__(self, value):
-        ((_, storage),) = self.program.parameters
-        found = self.graphs.run(self.plan, {storage: torch.full(self.shape, value)})
-        return found if found is None else next(iter(found.values()))[0].item()
 
 
 def test_the_second_run_captures_and_later_ones_replay():
@@ -103,7 +52,7 @@ def test_a_value_that_the_host_reports_is_found_in_a_replay_and_the_next_one_wor
 
 
 def test_a_plan_with_steps_on_the_host_is_not_captured(monkeypatch):
-    monkeypatch.setattr("nki.backends.torch.runner._warned", set())
+    monkeypatch.setattr("nki.backends.torch.instructions._warned", set())
     calls = Calls(scanned)
     with pytest.warns(nki.NkiWarning, match="not supported"):
         calls(1.0)

@@ -105,6 +105,17 @@ class Batch(DeviceStep):
         self.items = self.items[:1]  # the others are in the grids
         yield from self._parts()
 
+    def operands(self) -> list[OperandGrid | None]:
+        """Return the results, what was there before each, what is read, and registers before and after."""
+        results = [grid for _, grid, _ in self.outputs]
+        old = [grid for _, _, grid in self.outputs]
+        return [*results, *old, *[grid for _, grid in self.reads], self.before, self.after]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all operands."""
+        return sum(grid.nbytes for grid in self.operands() if grid is not None)
+
     def _parts(self) -> Iterator[Batch]:
         """Iterate over parts of the step in which all large operands are regular, if there are few."""
         grids = [grid for _, grid in self.reads] + [grid for _, grid, _ in self.outputs]

@@ -3,7 +3,8 @@
 Python asks for about 35 kernels per millisecond, fewer than a GPU finishes. So the second call of a plan
 captures what it asks for as a graph, and later calls replay that. A graph reads and writes memory at fixed
 addresses, its own: arguments are copied there, and results from there. Graphs are evicted, the least
-recently used first, when those of a device hold more than a part of its memory.
+recently used first, when those of a device hold more than a part of its memory. A plan that is replayed often
+gets kernels of its own (`kernels`); then it is captured again, with them.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from ...errors import NkiError, emit_warning
 from ...ir.caches import LRUCache
 from ...ir.storage import Storage
 from ..reference.collector import no_collections
-from .runner import DeviceRunner, Diagnosed
+from .instructions import Diagnosed
+from .kernels import StepKernels
+from .runner import DeviceRunner
 from .steps import DevicePlan
 
 if TYPE_CHECKING:
     from torch import device as TorchDevice
 
 GRAPHS = 64  # of a device
+OFTEN = 10  # replays, after which kernels are compiled
 SHARE = 4  # graphs hold at most one part in so many of a GPU's memory
 
 Tensors = dict[Storage, Any]
@@ -62,26 +66,40 @@ class PlanGraphs:
     """The plans that ran on one device: captured at the second run, replayed from then on."""
 
     def __init__(
-        self, make: Callable[[DevicePlan, Tensors], DeviceRunner], capture: Callable[..., Capture], limit: int
+        self,
+        make: Callable[[DevicePlan, Tensors], DeviceRunner],
+        capture: Callable[..., Capture],
+        limit: int,
+        kernels: StepKernels,
     ):
-        self.make, self.capture, self.limit = make, capture, limit
+        self.make, self.capture, self.limit, self.kernels = make, capture, limit, kernels
         self.graphs: LRUCache[int, Capture] = LRUCache(GRAPHS, limit)
         self.ready: weakref.WeakSet[DevicePlan] = weakref.WeakSet()  # ran, and can be captured
         self.refused: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
+        self.replays: weakref.WeakKeyDictionary[DevicePlan, int] = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # one graph is used at a time: they share the workspace of cuBLAS
 
     def run(self, plan: DevicePlan, given: Tensors) -> Tensors | None:
         with self.lock:
             graph = self.graphs.find(id(plan))
-            if graph is None and plan in self.ready:
+            if graph is not None and self.kernels.take(plan):
+                self.graphs.discard(id(plan))  # new kernels are loaded by a run before they are captured
+                graph = None
+            elif graph is None and plan in self.ready:
                 graph = self._captured(plan, given)
             if graph is not None:
+                self._count(plan)
                 return graph.replay(given)
         runner = self.make(plan, given)
         found = runner.run()
         if runner.stayed and found is not None and plan not in self.refused:
             self.ready.add(plan)
         return found
+
+    def _count(self, plan: DevicePlan) -> None:
+        self.replays[plan] = self.replays.get(plan, 0) + 1
+        if self.replays[plan] == OFTEN:
+            self.kernels.ask(plan)
 
     def _captured(self, plan: DevicePlan, given: Tensors) -> Capture | None:
         """Return the captured work of a plan; None: each call asks for its steps, from now on."""
@@ -154,8 +172,15 @@ def _graphs_on(torch: ModuleType, where: TorchDevice) -> PlanGraphs:
                 lambda plan, given: DeviceRunner(torch, plan, given, where),
                 lambda plan, given: CudaCapture(torch, plan, given, where, stream, done),
                 limit,
+                StepKernels(torch, where),
             )
         return _on_device[where]
+
+
+def finish_kernels() -> None:
+    """Wait for the kernels that are being compiled: for those who measure."""
+    for graphs in list(_on_device.values()):
+        graphs.kernels.finish()
 
 
 # ---- float32 products ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...ir.layout import row_major
 from ...ir.storage import Storage
 from ...machine.dtypes import DType
 from ..fused.emission import locate
@@ -64,6 +65,11 @@ class OperandGrid:
             self.steps[lead] = _strides(self.offsets.reshape(lead))
         return self.steps[lead]
 
+    def tensor_layout(self, lead: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shape and strides of the tensor of all members: of a view, or of new memory."""
+        shape, front = (*lead, *self.layout.shape), self.regular(lead)
+        return shape, row_major(shape) if front is None else (*front, *self.layout.strides)
+
     def factors(self) -> tuple[int, ...] | None:
         """Return a shape of up to three dimensions in which the members are regular, or None."""
         return _factors(self.offsets, 3)
@@ -77,13 +83,10 @@ class OperandGrid:
 
     def read(self, torch: ModuleType, memory: Tensor, lead: tuple[int, ...]) -> Any:
         """Return a tensor [*lead, *shape] of all members: a view where that is possible."""
-        shape, strides = self.layout.shape, self.layout.strides
-        front = self.regular(lead)
-        if front is not None:
-            start = memory.storage_offset() + int(self.offsets[0])
-            return memory.as_strided((*lead, *shape), (*front, *strides), start)
-        found = self._windows(memory)[self.index(torch, memory.device)]
-        return found.reshape(*lead, *shape)
+        shape, strides = self.tensor_layout(lead)
+        if self.regular(lead) is not None:
+            return memory.as_strided(shape, strides, memory.storage_offset() + int(self.offsets[0]))
+        return self._windows(memory)[self.index(torch, memory.device)].reshape(shape)
 
     def write(self, torch: ModuleType, memory: Tensor, values: Tensor) -> None:
         """Write a tensor [*lead, *shape] to the members."""

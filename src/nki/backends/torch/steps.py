@@ -45,6 +45,7 @@ class DevicePlan:
         self.partly = partly  # of these, those whose old contents matter
         self.constants = lowered.constants
         self.numbers: dict[Any, dict[tuple, Any]] = defaultdict(dict)  # by device: constants of instructions
+        self.kernels: dict[Any, dict[Any, Any]] = {}  # by device: steps that are one kernel each
         self._constants: dict[Any, dict[Storage, Any]] = {}
 
     def constants_on(self, torch: ModuleType, where: TorchDevice) -> dict[Storage, Any]:
