@@ -16,7 +16,10 @@ from nkilib.core.attention.attention_bwd import attention_bwd
 from nkilib.core.attention.attention_cte import attention_cte as forward_attention
 from nkilib.core.embeddings.rope import RoPE as forward_rope
 from nkilib.core.mlp.mlp import mlp as forward_mlp
+from nkilib.core.utils.common_types import NormType
 from nkilib.experimental import loss, misc, pooling
+from nkilib.experimental.batch_norm import batch_norm as forward_batch_norm
+from nkilib.experimental.batch_norm import batch_norm_bwd
 from nkilib.experimental.conv import conv3d as forward_conv3d
 from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
 from nkilib.experimental.deformable_attention import ms_deformable_attention as forward_deformable
@@ -34,6 +37,7 @@ __all__ = [
     "RoPE",
     "attention_cte",
     "avg_pooling_3d",
+    "batch_norm",
     "conv3d",
     "cross_entropy_forward",
     "gather",
@@ -67,6 +71,32 @@ def _avg_pooling_backward(dy: Any, x: Any, *options: Any, **named: Any) -> Any:
 def _max_pooling_backward(dy: Any, x: Any, *rest: Any, **named: Any) -> Any:
     *options, y = rest  # the forward result stands last
     return pooling.max_pooling_3d_backward(dy, x, y, *options, **named)
+
+
+def _batch_norm_backward(
+    dy: Any,
+    _means: Any,
+    _variances: Any,
+    x: Any,
+    gamma: Any,
+    beta: Any,
+    eps: float,
+    fuse_relu: bool,
+    _y: Any,
+    means: Any,
+    variances: Any,
+) -> tuple:
+    dx, dgamma, dbeta = batch_norm_bwd(dy.contiguous(), x, means, variances, gamma, beta, eps, fuse_relu)
+    return dx, dgamma.to(gamma.dtype), dbeta.to(beta.dtype)
+
+
+_differentiable_batch_norm = differentiable(forward_batch_norm, _batch_norm_backward, outputs=True)
+
+
+def batch_norm(x_in: Any, gamma: Any, beta: Any, eps: float = 1e-5, fuse_relu: bool = False) -> tuple:
+    """batch_norm: the result, which is differentiable, and the moments of the batch, which are not."""
+    y, means, variances = _differentiable_batch_norm(x_in, gamma, beta, eps, fuse_relu)
+    return y, means.detach(), variances.detach()
 
 
 def _conv3d(
@@ -205,14 +235,39 @@ def _matmul_mxfp8_backward(dy: Any, x: Any, weights: Any, float8_dtype: str = "f
     return matmul_mxfp8_backward(dy, weights, x, float8_dtype=float8_dtype)
 
 
-def _mlp(hidden: Any, gate: Any, up: Any, down: Any) -> Any:
-    """mlp of hidden [B, S, H] with SiLU, without norm, biases and quantization."""
-    return forward_mlp(hidden, gate, up, down)[0]
+def _mlp(
+    hidden: Any,
+    gate_weight: Any,
+    up_weight: Any,
+    down_weight: Any,
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    gate_bias: Any = None,
+    up_bias: Any = None,
+    down_bias: Any = None,
+    normalization_type: NormType = NormType.NO_NORM,
+    eps: float = 1e-6,
+) -> Any:
+    """mlp of hidden [B, S, H] with SiLU, without quantization."""
+    return forward_mlp(
+        hidden,
+        gate_weight,
+        up_weight,
+        down_weight,
+        norm_weight,
+        gate_bias,
+        up_bias,
+        down_bias,
+        norm_bias,
+        normalization_type=normalization_type,
+        eps=eps,
+    )[0]
 
 
-def _mlp_backward(dy: Any, hidden: Any, gate: Any, up: Any, down: Any) -> tuple:
+def _mlp_backward(dy: Any, hidden: Any, *weights: Any, **options: Any) -> tuple:
+    """The gradients of the tensors that are given."""
     size = hidden.shape[-1]
-    found = mlp_bwd(dy.reshape(-1, size), hidden.reshape(-1, size), gate, up, down)
+    found = mlp_bwd(dy.reshape(-1, size), hidden.reshape(-1, size), *weights, **options)
     return found[0].reshape(hidden.shape), *found[1:]
 
 

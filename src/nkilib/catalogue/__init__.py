@@ -23,6 +23,7 @@ DIFFERENTIABLE = (  # the names of nkilib.autograd, which imports PyTorch
     "RoPE",
     "attention_cte",
     "avg_pooling_3d",
+    "batch_norm",
     "conv3d",
     "cross_entropy_forward",
     "gather",

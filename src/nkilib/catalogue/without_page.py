@@ -42,6 +42,13 @@ EXTENSIONS = [
     CatalogueRow(EXTENSION, "experimental.misc", "gather_bwd scatter_add_bwd"),
     CatalogueRow(
         EXTENSION,
+        "experimental.batch_norm",
+        "batch_norm",
+        backward="batch_norm_bwd",
+        also="batchnorm normalization vision video training",
+    ),
+    CatalogueRow(
+        EXTENSION,
         "experimental.norm",
         "rms_norm",
         backward="rms_norm_bwd",

@@ -25,6 +25,16 @@ def scratch(shape: tuple, dtype: DTypeLike) -> Tensor:
     return nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
 
 
+def ones_row(columns: int, dtype: DTypeLike) -> Tensor:
+    """Ones [1, columns], a tensor of each core's own."""
+    out = nl.ndarray((1, columns), dtype, buffer=nl.private_hbm)
+    tile = nl.ndarray((1, min(columns, STORED)), dtype, buffer=nl.sbuf)
+    nisa.memset(tile, 1.0)
+    for part in TiledRange(columns, STORED):
+        nisa.dma_copy(out[:, part.start_offset : part.end_offset], tile[:, 0 : part.size])
+    return out
+
+
 def join_cores(tensors: tuple) -> None:
     """Wait until both cores have written their parts."""
     if nl.num_programs(0) > 1:
