@@ -20,8 +20,13 @@ from nkilib.core.utils.common_types import NormType
 from nkilib.experimental import loss, misc, pooling
 from nkilib.experimental.batch_norm import batch_norm as forward_batch_norm
 from nkilib.experimental.batch_norm import batch_norm_bwd
+from nkilib.experimental.conv import conv1d as forward_conv1d
 from nkilib.experimental.conv import conv3d as forward_conv3d
+from nkilib.experimental.conv import depthwise_conv1d_implicit_gemm as forward_depthwise
 from nkilib.experimental.conv.conv3d_bwd import conv3d_bwd
+from nkilib.experimental.conv.conv3d_transpose import conv3d_transpose as forward_transpose
+from nkilib.experimental.conv.conv_gradients import conv1d_bwd, conv3d_transpose_bwd
+from nkilib.experimental.conv.depthwise_conv1d_bwd import depthwise_conv1d_bwd
 from nkilib.experimental.deformable_attention import ms_deformable_attention as forward_deformable
 from nkilib.experimental.deformable_attention import ms_deformable_attention_bwd
 from nkilib.experimental.gdn import gdn_cte as forward_gdn
@@ -38,8 +43,11 @@ __all__ = [
     "attention_cte",
     "avg_pooling_3d",
     "batch_norm",
+    "conv1d",
     "conv3d",
+    "conv3d_transpose",
     "cross_entropy_forward",
+    "depthwise_conv1d_implicit_gemm",
     "gather",
     "gdn_cte",
     "layer_norm",
@@ -115,6 +123,43 @@ def _conv3d_backward(dy: Any, x_in: Any, filters: Any, bias: Any, *options: Any,
     """dx and dw, and db where there is a bias."""
     named["compute_db"] = bias is not None
     return conv3d_bwd(dy, x_in, filters, *options, **named)
+
+
+def _conv1d(
+    x_in: Any, filters: Any, bias: Any, stride: int = 1, padding: tuple = (0, 0), dilation: int = 1
+) -> Any:
+    """conv1d without an activation."""
+    return forward_conv1d(x_in, filters, bias, stride, padding, dilation)
+
+
+def _conv1d_backward(dy: Any, x_in: Any, filters: Any, bias: Any, *options: Any, **named: Any) -> Any:
+    """dx and dw, and db where there is a bias."""
+    return conv1d_bwd(dy, x_in, filters, *options, **named, compute_db=bias is not None)
+
+
+def _conv3d_transpose(
+    x_in: Any,
+    filters: Any,
+    bias: Any,
+    stride: tuple = (1, 1, 1),
+    padding: tuple = (0, 0, 0),
+    dilation: tuple = (1, 1, 1),
+) -> Any:
+    """conv3d_transpose without an activation."""
+    return forward_transpose(x_in, filters, bias, stride, padding, dilation)
+
+
+def _conv3d_transpose_backward(dy: Any, x_in: Any, filters: Any, bias: Any, *options: Any) -> Any:
+    """dx and dw, and db where there is a bias."""
+    found: Any = conv3d_transpose_bwd(dy, x_in, filters, *options)
+    return found[: 2 + (bias is not None)]
+
+
+def _depthwise(
+    img_ref: Any, filter_ref: Any, padding: tuple = ((0, 0), (0, 0)), stride: tuple = (1, 1)
+) -> Any:
+    """depthwise_conv1d_implicit_gemm with the options that it computes."""
+    return forward_depthwise(img_ref, filter_ref, padding, stride)
 
 
 def _cross_entropy_backward(
@@ -282,7 +327,10 @@ def _layer_norm_backward(dy: Any, x: Any, gamma: Any, beta: Any, *rest: Any, **n
 
 RoPE = differentiable(forward_rope, _rope_backward)
 avg_pooling_3d = differentiable(pooling.avg_pooling_3d, _avg_pooling_backward)
+conv1d = differentiable(_conv1d, _conv1d_backward)
 conv3d = differentiable(_conv3d, _conv3d_backward)
+conv3d_transpose = differentiable(_conv3d_transpose, _conv3d_transpose_backward)
+depthwise_conv1d_implicit_gemm = differentiable(_depthwise, depthwise_conv1d_bwd)
 cross_entropy_forward = differentiable(loss.cross_entropy_forward, _cross_entropy_backward, outputs=True)
 gather = differentiable(misc.gather, _gather_backward)
 gdn_cte = differentiable(_gdn_cte, _gdn_cte_backward)

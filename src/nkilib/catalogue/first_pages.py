@@ -109,7 +109,9 @@ FIRST_PAGES = [
         "2.29",
         also="decode megakernel llama",
     ),
-    CatalogueRow("L21", "experimental.conv.conv1d", "conv1d", "2.29", also="convolution"),
+    CatalogueRow(
+        "L21", "experimental.conv.conv1d", "conv1d", "2.29", backward="conv1d_bwd", also="convolution"
+    ),
     CatalogueRow(
         "L22",
         "experimental.conv.conv3d",
@@ -118,7 +120,14 @@ FIRST_PAGES = [
         backward="conv3d_bwd",
         also="convolution video",
     ),
-    CatalogueRow("L23", "experimental.conv.depthwise_conv1d", "depthwise_conv1d_implicit_gemm", "2.28"),
+    CatalogueRow(
+        "L23",
+        "experimental.conv.depthwise_conv1d",
+        "depthwise_conv1d_implicit_gemm",
+        "2.28",
+        backward="depthwise_conv1d_bwd",
+        also="convolution mamba causal",
+    ),
     CatalogueRow("L24", "experimental.collectives.fg_allgather", "fine_grained_allgather", "2.29"),
     CatalogueRow("L25", "experimental.collectives.fgcc", "allgather_compute_matmul", "2.29"),
     CatalogueRow(

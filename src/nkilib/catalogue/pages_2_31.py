@@ -105,6 +105,7 @@ PAGES_2_31 = [
         "experimental.conv.conv3d_transpose",
         "conv3d_transpose",
         "2.32",
+        backward="conv3d_transpose_bwd",
         also="transposed convolution deconvolution video",
     ),
     CatalogueRow(

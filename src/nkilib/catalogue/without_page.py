@@ -65,5 +65,17 @@ EXTENSIONS = [
     CatalogueRow(
         EXTENSION, "experimental.mlp_train", "mlp_bwd", also="feed-forward ffn swiglu gradient training"
     ),
+    CatalogueRow(
+        EXTENSION,
+        "experimental.conv.conv_gradients",
+        "conv1d_bwd conv3d_transpose_bwd",
+        also="convolution gradient training",
+    ),
+    CatalogueRow(
+        EXTENSION,
+        "experimental.conv.depthwise_conv1d_bwd",
+        "depthwise_conv1d_bwd",
+        also="convolution gradient training",
+    ),
     CatalogueRow(EXTENSION, "experimental.gdn", "gdn_cte_bwd", also="gated deltanet gradient"),
 ]
