@@ -3,8 +3,8 @@
 python examples/video_block.py [--steps 10]      trains both from the same weights and compares
 python examples/video_block.py --profile         models the kernels of a step at 16 frames of 112 x 112
 
-Convolutions, batch norms with ReLU, poolings and the loss are kernels in both directions; PyTorch computes the
-small product of the classifier.
+Convolutions, batch norms with ReLU, poolings and the loss are kernels in both directions; PyTorch computes
+the small product of the classifier.
 """
 
 import argparse

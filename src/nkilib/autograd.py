@@ -134,7 +134,8 @@ def _conv1d(
 
 def _conv1d_backward(dy: Any, x_in: Any, filters: Any, bias: Any, *options: Any, **named: Any) -> Any:
     """dx and dw, and db where there is a bias."""
-    return conv1d_bwd(dy, x_in, filters, *options, **named, compute_db=bias is not None)
+    named["compute_db"] = bias is not None
+    return conv1d_bwd(dy, x_in, filters, *options, **named)
 
 
 def _conv3d_transpose(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import nki
@@ -73,7 +75,7 @@ def moments(x: Tensor, rows: tuple) -> tuple[Tensor, Tensor]:
     return found[:, 0:1], found[:, 1:2]
 
 
-def apply(x: Tensor, y: Tensor, rows: tuple, scale: Tensor, shift: Tensor, act: object) -> None:
+def apply(x: Tensor, y: Tensor, rows: tuple, scale: Tensor, shift: Tensor, act: Any) -> None:
     """y = act(x scale + shift) for these channels of x and y [B, C, N]."""
     for batch in range(x.shape[0]):
         for chunk in TiledRange(x.shape[2], CHUNK):

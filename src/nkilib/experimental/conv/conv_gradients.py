@@ -1,8 +1,8 @@
 """The gradients of conv1d and conv3d_transpose, by those of conv3d.
 
 A 1-D convolution is a 3-D one of a single row. The transposed convolution y = T(x) is the adjoint of a
-convolution C: <T(x), dy> = <x, C(dy)>. So dx = C(dy), and the gradient of the filters is that of C for dy as its
-input and x as the gradient of its result.
+convolution C: <T(x), dy> = <x, C(dy)>. So dx = C(dy), and the gradient of the filters is that of C for dy as
+its input and x as the gradient of its result.
 """
 
 from __future__ import annotations

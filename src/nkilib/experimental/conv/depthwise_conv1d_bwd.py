@@ -27,11 +27,11 @@ def depthwise_conv1d_bwd(
     padding: tuple = ((0, 0), (0, 0)),
     stride: tuple = (1, 1),
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of depthwise_conv1d_implicit_gemm: of img_ref [N, C, 1, W], filter_ref [C, 1, 1, S].
+    """Return the gradients of img_ref [N, C, 1, W] and filter_ref [C, 1, 1, S].
 
-    dy is [N, C, 1, Q]; all are in one dtype, bfloat16, float16 or float32, like the results; padding and
-    stride are those of the forward call. Computed in float32. Two cores share the channels. The documented
-    library has no such kernel.
+    They are those of depthwise_conv1d_implicit_gemm. dy is [N, C, 1, Q]; all are in one dtype, bfloat16,
+    float16 or float32, like the results; padding and stride are those of the forward call. Computed in
+    float32. Two cores share the channels. The documented library has no such kernel.
 
     >>> import numpy as np
     >>> dy, x, f = (np.ones(shape, np.float32) for shape in ((1, 1, 1, 2), (1, 1, 1, 3), (1, 1, 1, 2)))

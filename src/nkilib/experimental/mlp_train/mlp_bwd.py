@@ -100,7 +100,7 @@ def mlp_bwd(
     of_biases = []
     for i in range(3):
         if biases[i] is not None:
-            of_biases.append(nl.ndarray(biases[i].shape, dtype, buffer=nl.shared_hbm))
+            of_biases.append(nl.ndarray((1, weights[i].shape[1]), dtype, buffer=nl.shared_hbm))
             add_products(of_biases[-1], [(ones.reshape((tokens, 1)), pairs[i][1])])
     dgate_columns, dup_columns = transposed(dgate), transposed(dup)
     gate_rows, up_rows = transposed(gate_weight), transposed(up_weight)
