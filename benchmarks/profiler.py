@@ -38,7 +38,7 @@ import sys, time
 import nki
 from nki.backends.reference.collector import no_collections
 from nki.timing.schedule import plan
-from nki.timing.simulation import Simulation
+from nki.timing.simulation import simulate
 sys.path.insert(0, {path!r})
 from kernels import tiled
 times = [time.process_time()]
@@ -47,7 +47,7 @@ with no_collections():
     times.append(time.process_time())
     plans = plan(program)
     times.append(time.process_time())
-    Simulation(program.machine, plans).run()
+    simulate(program.machine, plans)
     times.append(time.process_time())
     program.statistics()
     times.append(time.process_time())

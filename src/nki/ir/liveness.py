@@ -124,20 +124,26 @@ class RangeMaximum:
     """Answers what the most live bytes are between two positions."""
 
     def __init__(self, live: np.ndarray):
-        self.levels: list[list[int]] = [live.tolist()]  # level k: the highest of 2**k positions
-        step = 1
-        while len(live) > step:
-            live = np.maximum(live[:-step], live[step:])
-            self.levels.append(live.tolist())
-            step *= 2
+        self.most = int(live.max(initial=0))  # at any position
+        self._last = len(live) - 1
+        self._live = live  # the highest level so far
+        self._levels: list[list[int]] = []  # level k: the highest of 2**k positions
 
     def highest(self, begin: int, end: int) -> int:
         """Return the most live bytes at any position from begin to end."""
-        end = min(max(begin, end), len(self.levels[0]) - 1)
+        end = min(max(begin, end), self._last)
         begin = min(begin, end)
         level = (end - begin + 1).bit_length() - 1
-        table = self.levels[level]
+        while len(self._levels) <= level:  # most answers need few of them
+            self._add_level()
+        table = self._levels[level]
         return max(table[begin], table[end - (1 << level) + 1])
+
+    def _add_level(self) -> None:
+        if self._levels:
+            step = 1 << (len(self._levels) - 1)
+            self._live = np.maximum(self._live[:-step], self._live[step:])
+        self._levels.append(self._live.tolist())
 
 
 def address_range(storage: Storage) -> tuple[int, int]:

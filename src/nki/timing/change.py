@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from ..machine.engines import engine
 
@@ -24,4 +25,9 @@ class Change:
 
     def __or__(self, other: Change) -> Change:
         """Return both changes; the other one takes precedence."""
-        return Change(*({**getattr(self, f.name), **getattr(other, f.name)} for f in fields(self)))
+        return Change(
+            *({**mine, **theirs} for mine, theirs in zip(self.fields(), other.fields(), strict=True))
+        )
+
+    def fields(self) -> list[Mapping[int, Any]]:
+        return [getattr(self, one.name) for one in fields(self)]

@@ -21,7 +21,8 @@ class DmaEngines:
         self.share = share
         self.count = machine.dma_engines
         self.skew = machine.dma_skew_ns
-        self.free = [0.0] * (self.count + 1)  # before `equal` is added
+        self.free = [0.0] * (self.count + 1)  # unless they are level
+        self.arrival = 0.0  # of the transfer that made them level
         self.equal: list[float] = []  # the work of all engines since then
         self.are_level = False  # all are free at one time, each its skew later
         self.first = self.last = 0.0  # when the first and the last engine are free, if so
@@ -45,27 +46,25 @@ class DmaEngines:
                 return self._begin_level(arrival, ns)
         elif ns and arrival >= max(self.free[: self.count]):
             return self._begin_level(arrival, ns)
-        self._add_equal()
+        self._leave_level()
         return deal(self.free, arrival, work, self.skew, self.share)
 
     def _begin_level(self, arrival: float, ns: float) -> tuple[float, float]:
         """Begin a transfer on idle engines."""
-        self.free[: self.count] = [arrival + engine * self.skew for engine in range(self.count)]
-        self.equal = [ns]
-        begin, last = self.free[0], self.free[self.count - 1]
-        self.first, self.last = begin + ns, last + ns
+        self.arrival, self.equal = arrival, [ns]
+        self.first = arrival + ns
+        self.last = arrival + (self.count - 1) * self.skew + ns
         self.are_level, self.sums = True, 4
-        return begin, self.last
+        return arrival, self.last
 
-    def _add_equal(self) -> None:
+    def _leave_level(self) -> None:
         """Add the work of all engines to each, one transfer after the other, as `deal` does."""
-        if self.equal:
+        if self.are_level:
             for engine in range(self.count):
-                free = self.free[engine]
+                free = self.arrival + engine * self.skew
                 for ns in self.equal:
                     free += ns
                 self.free[engine] = free
-            self.equal = []
         self.are_level = False
 
     def _equal_ns(self, work: DmaWork) -> float:

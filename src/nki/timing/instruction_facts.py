@@ -8,7 +8,6 @@ from ..ir.instruction import Instruction, PeTile, array_use
 from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
-from .operation import Operation
 
 
 class Facts(NamedTuple):
@@ -51,12 +50,9 @@ def psum_tiles(instruction: Instruction) -> set[Any]:
     }
 
 
-def cannot_overlap(one: Operation, other: Operation, machine: Machine) -> bool:
-    """True when operations of two engines that share a port must alternate (spec/machine.md 3.1)."""
-    if "gpsimd" in (one.kind, other.kind):
-        return machine.vector_gpsimd_serial
-    assert one.instruction is not None and other.instruction is not None
-    mine, theirs = psum_tiles(one.instruction), psum_tiles(other.instruction)
+def cannot_overlap(one: Instruction, other: Instruction, machine: Machine) -> bool:
+    """True when instructions of VectorE and ScalarE must alternate, because of PSUM (spec/machine.md 3.1)."""
+    mine, theirs = psum_tiles(one), psum_tiles(other)
     if machine.vector_scalar_psum_serial:
         return bool(mine and theirs)
     return machine.psum_bank_serial and bool(mine & theirs)

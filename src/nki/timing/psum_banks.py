@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 
 from ..ir.liveness import Lifetime, RangeMaximum, live_bytes, union_size
-from ..ir.storage import Storage
 from ..machine.machine import Machine
 from .sbuf_pool import Ahead
 from .uses import TileUses
@@ -22,61 +21,80 @@ from .uses import TileUses
 BankNeeds = list[tuple[int, int]]  # (where the program uses a tile first, its banks), sorted
 
 
-class Banks:
-    """The PSUM of one core."""
+class BankPlan:
+    """The tiles of one core in PSUM, numbered, and what they need: the same in every simulation."""
 
     def __init__(self, machine: Machine, uses: TileUses, without_inputs: Collection[int] = ()):
         unit = machine.psum_bank_bytes
         self.in_turn = without_inputs  # positions that take banks in program order
-        self.tiles = uses.in_psum  # position -> the tiles its instruction uses
-        self.sizes = {tile: -(-tile.pitch // unit) for tile in uses.psum}  # banks
-        self.left = {tile: len(positions) for tile, positions in uses.psum.items()}  # uses to come
-        self.first = {tile: at[0] for tile, at in uses.psum.items()}  # where the program uses it first
-        self.wanted: dict[int, int] = {}  # position -> banks of tiles that begin there and have none yet
-        for tile, first in self.first.items():
-            self.wanted[first] = self.wanted.get(first, 0) + self.sizes[tile]
-        self.order = deque(sorted(self.wanted))  # those positions, as in the program
-        self.held: set[Storage] = set()  # tiles that have their banks
-        lives = [(Lifetime(at[0], at[-1]), self.sizes[tile]) for tile, at in uses.psum.items()]
-        demand = RangeMaximum(live_bytes(lives))
+        numbers = {tile: number for number, tile in enumerate(uses.psum)}
+        # position -> the tiles its instruction uses
+        self.tiles = {at: tuple(map(numbers.__getitem__, tiles)) for at, tiles in uses.in_psum.items()}
+        self.sizes = [-(-tile.pitch // unit) for tile in uses.psum]  # banks
+        self.uses = [len(positions) for positions in uses.psum.values()]
+        self.first = [at[0] for at in uses.psum.values()]  # where the program uses each first
+        self.wanted: dict[int, int] = {}  # position -> banks of tiles that begin there
+        for first, size in zip(self.first, self.sizes, strict=True):
+            self.wanted[first] = self.wanted.get(first, 0) + size
+        self.order = sorted(self.wanted)  # those positions, as in the program
+        lives = zip((Lifetime(at[0], at[-1]) for at in uses.psum.values()), self.sizes, strict=True)
+        self.demand = RangeMaximum(live_bytes(lives))
         banks = machine.psum_banks - -(-union_size(uses.psum_placed) // unit)
-        self.ahead = Ahead(demand, max(banks, max(demand.levels[0], default=0)))
+        self.capacity = max(banks, self.demand.most)
+
+
+class Banks:
+    """The PSUM of one core, while it is simulated."""
+
+    def __init__(self, plan: BankPlan):
+        self.plan, self.tiles = plan, plan.tiles
+        self.left = list(plan.uses)  # of each tile: uses to come
+        self.held = bytearray(len(plan.sizes))  # of each tile: whether it has its banks
+        self.wanted = dict(plan.wanted)  # position -> banks of tiles that begin there and have none yet
+        self.order = deque(plan.order)  # those positions, as in the program
+        self.ahead = Ahead(plan.demand, plan.capacity)
         # the operation that freed each bank, and when; longest free first
-        self.free: deque[tuple[int, float]] = deque([(-1, 0.0)] * self.ahead.capacity)
+        self.free: deque[tuple[int, float]] = deque([(-1, 0.0)] * plan.capacity)
 
     def has_room(self, position: int) -> bool:
         """True when the instruction finds its banks, and earlier ones in the program will find theirs.
 
         Writers of one tile may run in any order: the first takes its banks.
         """
-        return self.fits(self.needs(position), position in self.in_turn)
+        held = self.held
+        for tile in self.tiles[position]:
+            if not held[tile]:
+                return self.fits(self.needs(position), position in self.plan.in_turn)
+        return True
 
     def needs(self, position: int) -> BankNeeds:
         """Return the banks that the instruction still needs."""
         found: dict[int, int] = {}
-        for tile in self.tiles.get(position, ()):
-            if tile not in self.held:
-                found[self.first[tile]] = found.get(self.first[tile], 0) + self.sizes[tile]
+        first, sizes = self.plan.first, self.plan.sizes
+        for tile in self.tiles[position]:
+            if not self.held[tile]:
+                found[first[tile]] = found.get(first[tile], 0) + sizes[tile]
         return sorted(found.items())
 
     def fits(self, needs: BankNeeds, in_turn: bool) -> bool:
-        if len(self.free) < sum(banks for _, banks in needs):
+        if len(self.free) < sum([banks for _, banks in needs]):
             return False
         if in_turn and needs and needs[-1][0] != self.order[0]:
             return False
-        return all(self._may_take(first, banks) for first, banks in needs)
+        return all([self._may_take(first, banks) for first, banks in needs])
 
     def _may_take(self, first: int, banks: int) -> bool:
         return first == self.order[0] or self.ahead.has_room(self.order[0], first, banks)
 
-    def take(self, position: int) -> tuple[list[Storage], list[tuple[int, float]]]:
+    def take(self, position: int) -> tuple[list[int], list[tuple[int, float]]]:
         """Take the banks of an instruction; return its new tiles, who freed their banks, and when."""
-        tiles = [tile for tile in self.tiles.get(position, ()) if tile not in self.held]
+        tiles = [tile for tile in self.tiles[position] if not self.held[tile]]
         found: list[tuple[int, float]] = []
         for tile in tiles:
-            self.held.add(tile)
-            self._taken(self.first[tile], self.sizes[tile])
-            found += [self.free.popleft() for _ in range(self.sizes[tile])]
+            self.held[tile] = True
+            size = self.plan.sizes[tile]
+            self._taken(self.plan.first[tile], size)
+            found += [self.free.popleft() for _ in range(size)]
         return tiles, found
 
     def _taken(self, first: int, banks: int) -> None:
@@ -89,10 +107,10 @@ class Banks:
     def used(self, position: int) -> int:
         """Record that an instruction is done; return how many banks are free now."""
         freed = 0
-        for tile in self.tiles.get(position, ()):
+        for tile in self.tiles[position]:
             self.left[tile] -= 1
             if self.left[tile] == 0:
-                freed += self.sizes[tile]
+                freed += self.plan.sizes[tile]
         return freed
 
     def give_back(self, operation: int, banks: int, now: float) -> None:
@@ -108,24 +126,24 @@ class StarvedQueues:
 
     def __init__(self, banks: Banks):
         self.banks = banks
-        self.queues: dict[str, dict[tuple, list[tuple[BankNeeds, int, int]]]] = {}  # needs, rank, operation
-        self.users: dict[Storage, list[tuple[str, int]]] = {}
+        self.queues: dict[int, dict[tuple, list[tuple[BankNeeds, int, int]]]] = {}  # needs, rank, operation
+        self.users: dict[int, list[tuple[int, int]]] = {}  # by tile: (place, operation)
         self.waits: set[int] = set()  # the operations; one in a queue that is not here was released
 
-    def places(self) -> list[str]:
+    def places(self) -> list[int]:
         return list(self.queues)
 
-    def add(self, place: str, position: int, rank: int, index: int) -> None:
+    def add(self, place: int, position: int, rank: int, index: int) -> None:
         needs = self.banks.needs(position)
         queues = self.queues.setdefault(place, {})
-        key = (position in self.banks.in_turn, *(banks for _, banks in needs))
+        key = (position in self.banks.plan.in_turn, *(banks for _, banks in needs))
         heappush(queues.setdefault(key, []), (needs, rank, index))
         self.waits.add(index)
         for tile in self.banks.tiles[position]:
-            if tile not in self.banks.held:
+            if not self.banks.held[tile]:
                 self.users.setdefault(tile, []).append((place, index))
 
-    def pop_ready(self, place: str, before: float) -> Iterator[tuple[int, int]]:
+    def pop_ready(self, place: int, before: float) -> Iterator[tuple[int, int]]:
         """Yield (rank, operation) of those of a lower rank than `before` that find their banks now."""
         queues = self.queues.get(place)
         if queues is None:
@@ -142,7 +160,7 @@ class StarvedQueues:
         if not queues:
             del self.queues[place]
 
-    def take_users(self, tiles: Sequence[Storage]) -> Iterator[tuple[str, int]]:
+    def take_users(self, tiles: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield the operations that wait for some of these tiles, each with its engine."""
         for tile in tiles:
             for place, index in self.users.pop(tile, ()):

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile, array_use
 from .change import Change, Payload
-from .core_simulation import RIVALS
 from .dma_transfer import DmaTransfer
 from .operation import Operation
 from .timeline import Timeline
-from .timing_rules import DONE, FREE, SEEN, Activity, deal, releases
+from .timing_rules import DONE, FREE, RIVALS, SEEN, Activity, deal, releases
 
 ENGINE, TENSOR, DMA, BARRIER, REMOVED = range(5)  # how an operation runs
 
@@ -99,9 +98,10 @@ class Replay:
         visits: Counter[tuple] = Counter()
         free: dict[tuple[int, str, float], int] = {}
         on_tile: dict[int, dict[PeTile, int]] = {c: {} for c in range(len(self.cores))}
-        for c, index in self.cores[0].order if self.cores else ():
-            op = self.cores[c].operations[index]
-            if self.is_dma[self.first[c] + index]:
+        for number in self.cores[0].order if self.cores else ():
+            op = self.operations[number]
+            c = op.core
+            if self.is_dma[number]:
                 yield self._transfer(op)
                 continue
             assert op.instruction is not None
@@ -123,9 +123,9 @@ class Replay:
             payload = self.payloads[id(moved.payload_ns)] = self._payload(moved, core.bandwidth_share)
         times = (moved.dispatch_ns, moved.issue_ns, moved.notify_ns)
         links, across = self._links(op)
-        partner = core.simulation.partners.get((op.core, op.index))
+        partner = core.simulation.partners.get(self.number(op))
         if partner is not None:  # the other half of a sendrecv: both wait for what either waits for
-            more = self._links(self.cores[partner[0]].operations[partner[1]])
+            more = self._links(self.operations[partner])
             links, across = links + more[0], across + more[1]
         return (4 * self.number(op), links, across, self._place(op.core, moved.mode), DMA, *times, payload)
 
@@ -159,7 +159,7 @@ class Replay:
         cost = core.plan.cost_of(op)
         place = self._place(op.core, "tensor" if tile == WHOLE_ARRAY else f"tensor {tile}")
         lead = self.machine.matmul_after_load_ns
-        times = (lead, cost.cycles / core.clocks["tensor"], cost.fix_ns)
+        times = (lead, cost.cycles / self.machine.tensor_ghz, cost.fix_ns)
         return (4 * self.number(op), links[0] + before, links[1], place, TENSOR, *times, rows)
 
     def _links(self, op: Operation) -> tuple[Links, Links]:

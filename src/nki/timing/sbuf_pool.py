@@ -22,7 +22,6 @@ class Ahead:
     def __init__(self, demand: RangeMaximum, capacity: int):
         self.demand = demand
         self.capacity = capacity
-        self.most = max(demand.levels[0], default=0)  # at any position
         self.early: list[tuple[int, int]] = []  # (position, size), sorted
         self.size = 0  # of all of them
 
@@ -36,7 +35,7 @@ class Ahead:
         while early and early[0][0] <= now:
             self.size -= early.pop(0)[1]
         ahead = size + self.size
-        return self.most + ahead <= self.capacity or self._fits(now, until, 0, len(early), ahead)
+        return self.demand.most + ahead <= self.capacity or self._fits(now, until, 0, len(early), ahead)
 
     def _fits(self, begin: int, until: int, low: int, high: int, ahead: int) -> bool:
         """True when the demand from `begin` to `until` leaves `ahead` bytes, less those of early[low:high].

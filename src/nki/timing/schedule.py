@@ -14,7 +14,7 @@ from .compiler.stage import compiled
 from .entries import SignatureNumbers
 from .operation import Operation
 from .operation_plan import OperationPlan
-from .simulation import Simulation
+from .simulation import simulate
 from .timeline import Timeline
 
 
@@ -25,15 +25,13 @@ def schedule(program: Program, progress: Progress | None = None) -> Timeline:
     """
     progress = progress or Progress()
     plans = plan(program, progress=progress)
-    simulation = Simulation(program.machine, plans)
-    progress.expect(0, [core.order for core in simulation.cores[:1]])
-    return Timeline(program, plans, simulation.run())
+    return Timeline(program, plans, simulate(program.machine, plans, progress=progress))
 
 
 def schedule_ranks(program: Program, starts: Sequence[float]) -> list[Timeline]:
     """Return the timelines of ranks that start at these times, in ns, on one clock."""
     plans = plan(program)
-    ran = Simulation(program.machine, plans, starts).run()
+    ran = simulate(program.machine, plans, starts)
     count = len(plans)
     ranks = [ran[i * count : (i + 1) * count] for i in range(len(starts))]
     return [Timeline(program, plans, cores) for cores in ranks]

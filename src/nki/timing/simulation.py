@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop
 from itertools import count
 from typing import Any
 
 from ..errors import error
 from ..machine.machine import Machine
+from ..progress import Progress
+from .columns import CoreColumns, columns_of
 from .core_simulation import CoreSimulation
+from .operation import SPACE
 from .operation_plan import OperationPlan
+
+
+def simulate(
+    machine: Machine,
+    plans: Sequence[OperationPlan],
+    starts: Sequence[float] = (0.0,),
+    progress: Progress | None = None,
+) -> list[CoreSimulation]:
+    """Return the cores of a launch, run to their end.
+
+    Operations then also wait for those that freed their PSUM banks.
+    """
+    simulation = Simulation(columns_of(machine, plans), starts)
+    if progress is not None:
+        progress.expect(0, [core.order for core in simulation.cores[:1]])
+    cores = simulation.run()
+    for core in cores:
+        for index, freed_by in core.bank_waits:
+            core.operations[index].wait_for(freed_by, SPACE)
+    return cores
 
 
 class Simulation:
     """The cores of a launch on one clock. Times of all operations are filled by `run`."""
 
-    def __init__(self, machine: Machine, plans: list[OperationPlan], starts: Sequence[float] = (0.0,)):
+    def __init__(self, columns: Sequence[CoreColumns], starts: Sequence[float] = (0.0,)):
         self.starts = starts  # of each rank, in ns; one stands for all if they do the same
-        self.events: list[tuple[float, int, CoreSimulation, int, Any]] = []
+        self.events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         self.ticks = count()  # events of one moment are handled as they were posted
         self.cores: list[CoreSimulation] = []
         for rank in range(len(starts)):
-            order: list[tuple[int, int]] = []
-            self.cores += [self.core(machine, p, len(plans), rank, order) for p in plans]
+            order = array("i")
+            for one in columns:  # ranks wait for PSUM banks in their own ways
+                operations = one.plan.operations if rank == 0 else [op.copy() for op in one.plan.operations]
+                self.cores.append(CoreSimulation(self, one, operations, rank, order))
         self.expected = self._expected(len(starts))
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a barrier
         self.arrivals: dict[tuple, list[tuple[CoreSimulation, int]]] = {}  # transfers that begin together
-        self.partners: dict[tuple[int, int], tuple[int, int]] = {}  # transfers that began together
-
-    def core(
-        self, machine: Machine, plan: OperationPlan, sharers: int, rank: int, order: list[tuple[int, int]]
-    ) -> CoreSimulation:
-        """Return a core of a rank; it changes its operations, so that other ranks get copies."""
-        own = plan.operations if rank == 0 else [op.copy() for op in plan.operations]
-        return CoreSimulation(self, machine, plan, own, sharers, rank, order)
+        self.partners: dict[int, int] = {}  # numbers of transfers that began together
 
     def run(self) -> list[CoreSimulation]:
         """Run all events, and return the cores of each rank."""
@@ -43,8 +62,8 @@ class Simulation:
             core.begin(self.starts[core.of_rank])
         events = self.events
         while events:
-            now, _, core, what, which = heappop(events)
-            core.handle(now, what, which)
+            now, _, event, argument = heappop(events)
+            event(argument, now)
         for core in self.cores:
             check_all_ran(core)
         cores, self.cores = self.cores, []  # no reference cycle: what is dropped is freed at once
@@ -73,9 +92,10 @@ class Simulation:
             return
         del self.arrivals[point]
         if len(here) == 2 and len(self.starts) == 1:
-            mine, theirs = ((c.plan.core, i) for c, i in here)
+            mine, theirs = (c.columns.first + i for c, i in here)
             self.partners[mine], self.partners[theirs] = theirs, mine
         for one, waiting in here:
+            del one.joint[waiting]
             one.enqueue(waiting, now)
 
     def _expected(self, ranks: int) -> Counter[tuple]:
@@ -85,6 +105,8 @@ class Simulation:
 
 def check_all_ran(core: CoreSimulation) -> None:
     """Raise if an operation never ran: declared edges may contradict the data."""
+    if not any(core.missing):
+        return
     stuck = [op for op in core.operations if core.done[op.index] == 0.0 and core.missing[op.index] > 0]
     if stuck:
         waits = [core.operations[i] for i in stuck[0].waits if core.done[i] == 0.0]

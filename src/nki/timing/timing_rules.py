@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
 
 from ..ir.dependences import RAW, WAR, WAW
 from ..ir.instruction import InstructionCost
@@ -15,6 +14,7 @@ from ..machine.machine import Machine
 from .operation import ORDER, SPACE, TRANSFERS
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "sync")
+RIVALS = {"vector": ("gpsimd", "scalar"), "gpsimd": ("vector",), "scalar": ("vector",)}  # on a shared port
 
 BEGUN, FREE, DONE, SEEN = range(4)  # moments of an operation; SEEN: its own engine can use the result
 
@@ -41,72 +41,38 @@ def latency(machine: Machine, moment: int, producer_is_dma: bool, same_engine: b
     return machine.compute_to_dma_ns if to_dma else machine.semaphore_ns
 
 
-class Release(NamedTuple):
-    """How a producer releases a consumer."""
-
-    moment: int
-    wait: float  # ns from then on
-    same_engine: bool
-
-
-def release_table(machine: Machine) -> dict[str, dict[str, dict[str, Release]]]:
-    """Return the rule for every kind of producer, kind of consumer and reason to wait."""
-    kinds = (*ENGINES, *TRANSFERS)
-    return {
-        producer: {
-            consumer: {why: _release(machine, producer, consumer, why) for why in REASONS}
-            for consumer in kinds
-        }
-        for producer in kinds
-    }
-
-
 REASONS = (RAW, WAR, WAW, SPACE, ORDER)
+KINDS = (*ENGINES, "dma")  # what the number of a kind of operation stands for
+DMA = len(ENGINES)
+KIND_NUMBERS = {**{name: number for number, name in enumerate(KINDS)}, **dict.fromkeys(TRANSFERS, DMA)}
 
 
-def done_waits(machine: Machine) -> dict[str, dict[str, tuple[float, bool]]]:
-    """Return the wait of a consumer when its producer is done, and whether one engine runs both; by kinds.
+def release_moments() -> list[list[dict[str, int]]]:
+    """Return the moment of a producer that a consumer waits for, by numbers of kinds and by reason."""
+    numbers = range(len(KINDS))
+    return [[{why: releases(p == DMA, p == c, why) for why in REASONS} for c in numbers] for p in numbers]
 
-    It is the same for all reasons to wait.
+
+def done_waits(machine: Machine) -> list[list[float]]:
+    """Return ns from the moment a producer is done to a consumer's start; by the numbers of their kinds.
+
+    They are the same for all reasons to wait.
     """
-    found: dict[str, dict[str, tuple[float, bool]]] = {}
-    for producer, by_consumer in release_table(machine).items():
-        found[producer] = {}
-        for consumer, by_reason in by_consumer.items():
-            rules = {rule[1:] for rule in by_reason.values() if rule.moment in (DONE, SEEN)}
-            (found[producer][consumer],) = rules
+    moments = (DONE, SEEN)
+    found: list[list[float]] = []
+    for p, row in enumerate(release_moments()):
+        found.append([])
+        for c, by_reason in enumerate(row):
+            seen = {m for m in by_reason.values() if m in moments}
+            (wait,) = {latency(machine, m, p == DMA, p == c, c == DMA) for m in seen}
+            found[-1].append(wait)
     return found
 
 
-def _release(machine: Machine, producer: str, consumer: str, why: str) -> Release:
-    from_dma, to_dma, same = producer in TRANSFERS, consumer in TRANSFERS, producer == consumer
-    moment = releases(from_dma, same, why)
-    return Release(moment, latency(machine, moment, from_dma, same, to_dma), same)
-
-
-class OperationTimes(NamedTuple):
-    """When an engine's operation ends, in ns."""
-
-    free: float  # the engine can take the next one; operands have been read
-    end: float  # of the bar a profiler draws
-    done: float  # a consumer sees the result
-
-
-def operation_times(
-    machine: Machine,
-    engine: str,
-    cost: InstructionCost,
-    cycles: float,
-    clock: float,
-    slow: float,
-    start: float,
-) -> OperationTimes:
-    """Return when an operation of `cycles` cycles that begins at `start` ends."""
+def service_times(cost: InstructionCost, cycles: float, clock: float, slow: float) -> tuple[float, float]:
+    """Return how long an engine works on `cycles` cycles, and how long until it takes the next one."""
     service = slow * cycles / clock
-    held = max(service + cost.gap / clock, cost.shortest / clock)
-    drain = machine.tensor_drain_ns if engine == "tensor" else cost.fix_ns
-    times = (start + held, start + service + drain, start + service + cost.fix_ns)
-    return tuple.__new__(OperationTimes, times)  # there are many
+    return service, max(service + cost.gap / clock, cost.shortest / clock)
 
 
 def deal(
@@ -144,14 +110,16 @@ class Activity:
         m = self.machine
         if not m.half_rate_rule:
             return 1.0
-        self._advance(int(now // m.half_rate_window_ns))
+        window = int(now // m.half_rate_window_ns)
+        if window > self.window:
+            self._advance(window)
         return 1.0 if self.is_full else m.half_rate_slowdown
 
     def _advance(self, window: int) -> None:
         for _ in range(min(window - self.window, 3)):  # three windows later all of this is forgotten
             self.is_full = self.work[0] >= self.machine.half_rate_threshold * self.machine.half_rate_window_ns
             self.work = [self.work[1], 0.0]
-        self.window = max(window, self.window)
+        self.window = window
 
     def add(self, start: float, end: float, rows: int, slow: float) -> None:
         """Record the work of a matmul that `slowdown` was asked for."""

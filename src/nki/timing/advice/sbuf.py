@@ -26,7 +26,7 @@ def sbuf_usable_bytes(study: Study) -> int:
 def sbuf_peak_bytes(study: Study) -> int:
     """Return the peak of the core that needs most, explicit addresses included."""
     m, pools = study.machine, [plan.sbuf for plan in study.timeline.plans]
-    needed = [max(pool.demand.levels[0]) + m.sbuf_usable_bytes - pool.capacity for pool in pools]
+    needed = [pool.demand.most + m.sbuf_usable_bytes - pool.capacity for pool in pools]
     return max(needed, default=0) * m.partitions
 
 

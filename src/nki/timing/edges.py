@@ -1,0 +1,103 @@
+"""Who waits for whom: the waits of all operations of a core as arrays, and the users of each moment."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from .operation import Operation
+from .timing_rules import BEGUN, DMA, FREE, RAW, REASONS, release_moments
+
+REASON_NUMBERS = {why: number for number, why in enumerate(REASONS)}
+
+
+class Edges(NamedTuple):
+    """The waits of operations, one element for each, in the order of the operations that wait."""
+
+    producer: np.ndarray
+    user: np.ndarray
+    why: np.ndarray  # index in REASONS
+
+    def changed(self, dropped: Mapping[int, Collection[int]], instead: Mapping[int, int]) -> Edges:
+        """Return the edges without some waits of users; those in `instead` wait for another result only."""
+        if not (dropped or instead):
+            return self
+        keep = np.ones(len(self.user), bool)
+        first = np.searchsorted(self.user, [*dropped, *instead]).tolist()
+        last = np.searchsorted(self.user, [*dropped, *instead], "right").tolist()
+        for others, begin, end in zip(dropped.values(), first, last, strict=False):
+            keep[begin:end] = [other not in others for other in self.producer[begin:end].tolist()]
+        for begin, end in zip(first[len(dropped) :], last[len(dropped) :], strict=True):
+            keep[begin:end] = False
+        users, producers = np.array([*instead], np.int32), np.array([*instead.values()], np.int32)
+        reasons = np.full(len(instead), REASON_NUMBERS[RAW], np.int8)
+        added = (producers, users, reasons)
+        joined = [np.concatenate([old[keep], new]) for old, new in zip(self, added, strict=True)]
+        order = np.argsort(joined[1], kind="stable")
+        return Edges(*(column[order] for column in joined))
+
+
+def edges_of(operations: Sequence[Operation]) -> Edges:
+    """Return the waits of operations."""
+    counts = [len(op.waits) for op in operations]
+    total = sum(counts)
+    waits = [op.waits for op in operations]
+    reasons = chain.from_iterable(one.values() for one in waits)
+    return Edges(
+        np.fromiter(chain.from_iterable(waits), np.int32, total),
+        np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+        np.fromiter(map(REASON_NUMBERS.__getitem__, reasons), np.int8, total),
+    )
+
+
+class MomentUsers:
+    """The operations that wait for one moment of each, in program order.
+
+    Those of operation i are users[first[i] : first[i + 1]].
+    """
+
+    def __init__(self, producer: np.ndarray, user: np.ndarray, size: int):
+        order = np.argsort(producer, kind="stable")
+        self.users = array("i", user[order].astype(np.intc).tobytes())
+        counts = np.bincount(producer, minlength=size)
+        self.first = array("i", np.concatenate([[0], np.cumsum(counts)]).astype(np.intc).tobytes())
+
+    def of(self, index: int) -> array[int]:
+        return self.users[self.first[index] : self.first[index + 1]]
+
+
+class Users:
+    """The operations that wait for each one, by the moment they wait for."""
+
+    def __init__(self, edges: Edges, kinds: bytearray):
+        size, numbers = len(kinds), np.frombuffer(kinds, np.uint8)
+        table = np.array([[list(by_reason.values()) for by_reason in row] for row in release_moments()])
+        producers, users, _ = edges
+        moment = table[numbers[producers], numbers[users], edges.why]
+        begun, free = moment == BEGUN, moment == FREE
+        seen = ~(begun | free)
+        self.of_begin = MomentUsers(producers[begun], users[begun], size)
+        self.of_engine = MomentUsers(producers[free], users[free], size)
+        self.of_result = MomentUsers(producers[seen], users[seen], size)
+
+
+def priorities(edges: Edges, kinds: bytearray) -> array[int]:
+    """Return priorities: program order; a transfer has that of the first one that waits for it."""
+    is_dma = np.frombuffer(kinds, np.uint8) == DMA
+    found = np.arange(len(kinds), dtype=np.intc)
+    from_dma = is_dma[edges.producer]
+    producers, users = edges.producer[from_dma], edges.user[from_dma]
+    found[producers] = len(kinds)
+    to_dma = is_dma[users]
+    np.minimum.at(found, producers[~to_dma], users[~to_dma])
+    result = array("i", found.tobytes())
+    order = np.argsort(-producers[to_dma], kind="stable")  # a user that is a transfer comes before
+    for producer, user in zip(producers[to_dma][order].tolist(), users[to_dma][order].tolist(), strict=True):
+        first = result[user] if user > producer else user
+        if first < result[producer]:
+            result[producer] = first
+    return result
