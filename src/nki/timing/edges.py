@@ -54,6 +54,12 @@ def edges_of(operations: Sequence[Operation]) -> Edges:
     )
 
 
+def moments_of(kinds: np.ndarray, producer: np.ndarray, user: np.ndarray, why: np.ndarray) -> np.ndarray:
+    """Return the moment of its producer that each edge waits for, given the kinds of all operations."""
+    table = np.array([[list(by_reason.values()) for by_reason in row] for row in release_moments()])
+    return table[kinds[producer], kinds[user], why]
+
+
 class MomentUsers:
     """The operations that wait for one moment of each, in program order.
 
@@ -75,9 +81,8 @@ class Users:
 
     def __init__(self, edges: Edges, kinds: bytearray):
         size, numbers = len(kinds), np.frombuffer(kinds, np.uint8)
-        table = np.array([[list(by_reason.values()) for by_reason in row] for row in release_moments()])
         producers, users, _ = edges
-        moment = table[numbers[producers], numbers[users], edges.why]
+        moment = moments_of(numbers, *edges)
         begun, free = moment == BEGUN, moment == FREE
         seen = ~(begun | free)
         self.of_begin = MomentUsers(producers[begun], users[begun], size)

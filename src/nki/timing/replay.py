@@ -7,54 +7,80 @@ them instead of a simulation. With nothing changed it gives the times of the Tim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile, array_use
+import numpy as np
+
+from ..ir.caches import cached_property
+from ..ir.instruction import WHOLE_ARRAY, PeTile
 from .change import Change, Payload
+from .columns import Work
+from .core_simulation import CoreSimulation
 from .dma_transfer import DmaTransfer
-from .operation import Operation
+from .edges import REASON_NUMBERS, moments_of
+from .operation import SPACE, Operation
 from .timeline import Timeline
-from .timing_rules import DONE, FREE, RIVALS, SEEN, Activity, deal, releases
+from .timing_rules import DMA as DMA_KIND
+from .timing_rules import DONE, FREE, RIVALS, SEEN, Activity, deal
 
 ENGINE, TENSOR, DMA, BARRIER, REMOVED = range(5)  # how an operation runs
 
-Links = tuple[int, ...]  # moments of other operations
+Links = Sequence[int]  # moments of other operations
+NO_TABLE = (0.0, 0.0)
 
 
-class ReplaySteps(NamedTuple):
-    """The operations in the order in which they began, as one list per field. Times in ns."""
+class ReplayStep(NamedTuple):
+    """How an operation runs; operations of one signature share theirs where they can. Times in ns."""
 
-    moment: list[int]  # index of their first moment
-    links: list[Links]  # not before these
+    place: int  # the engine or DMA trigger
+    way: int
+    before: float  # from begin to work: a table load, a LoadStationary, the dispatch of a transfer
+    held: float  # work during which the engine or trigger takes nothing else
+    result: float  # from the end of the work until a consumer sees the result
+    extra: Any  # partitions of a matmul, payload of a transfer, what names a barrier
+
+
+GONE = ReplayStep(0, REMOVED, 0.0, 0.0, 0.0, None)
+
+
+class ReplayColumns(NamedTuple):
+    """The operations of a replay, by number, as one list per field."""
+
+    steps: list[ReplayStep]
+    links: list[Links]  # not before these moments
     across: list[Links]  # not before these and the latency between engines
-    place: list[int]  # the engine or DMA trigger
-    way: list[int]
-    before: list[float]  # from begin to work: a table load, a LoadStationary, the dispatch of a transfer
-    held: list[float]  # work during which the engine or trigger takes nothing else
-    result: list[float]  # from the end of the work until a consumer sees the result
-    extra: list[Any]  # partitions of a matmul, payload of a transfer, what names a barrier
 
-    def changed(self, change: Change, at: list[int]) -> ReplaySteps:
-        """Return the steps with a change; `at` maps an operation to its index."""
-        new = ReplaySteps(*(list(column) for column in self))
-        for number, dropped in change.dropped.items():
-            i = at[number]
-            new.links[i] = tuple(moment for moment in self.links[i] if moment // 4 not in dropped)
-            new.across[i] = tuple(moment for moment in self.across[i] if moment // 4 not in dropped)
-        for number, times in change.work.items():
-            new.held[at[number]] *= times
-        for number, ns in change.tables.items():
-            new.before[at[number]] = ns
-        for number, ns in change.issue.items():
-            new.held[at[number]] = ns
-        for number, payload in change.payload.items():
-            new.extra[at[number]] = payload
+    def changed(self, change: Change) -> ReplayColumns:
+        """Return the columns with a change."""
+        new = ReplayColumns(list(self.steps), list(self.links), list(self.across))
+        for number, others in change.dropped.items():
+            for column in (new.links, new.across):
+                if column[number]:
+                    column[number] = [moment for moment in column[number] if moment // 4 not in others]
+        steps = new.steps
+        _replace(steps, change.work, lambda step, times: step._replace(held=step.held * times))
+        _replace(steps, change.tables, lambda step, ns: step._replace(before=ns))
+        _replace(steps, change.issue, lambda step, ns: step._replace(held=ns))
+        _replace(steps, change.payload, lambda step, payload: step._replace(extra=payload))
         for number, instead in change.removed.items():
-            new.way[at[number]] = REMOVED
+            steps[number] = GONE
             if instead != number:
-                new.links[at[number]], new.across[at[number]] = (4 * instead + DONE,), ()
+                new.links[number], new.across[number] = (4 * instead + DONE,), ()
         return new
+
+
+def _replace(
+    steps: list[ReplayStep], values: Mapping[int, Any], edit: Callable[[ReplayStep, Any], ReplayStep]
+) -> None:
+    """Edit some steps; those that share a step, and get the same value, share the new one."""
+    known: dict[tuple, tuple[ReplayStep, ReplayStep]] = {}  # with the old one, so that its identity lasts
+    for number, value in values.items():
+        old = steps[number]
+        key = (id(old), value if isinstance(value, float) else id(value))
+        if key not in known:
+            known[key] = (old, edit(old, value))
+        steps[number] = known[key][1]
 
 
 class Replay:
@@ -63,117 +89,133 @@ class Replay:
     def __init__(self, timeline: Timeline):
         self.timeline = timeline
         self.machine = timeline.machine
-        self.cores = timeline.cores
+        self.cores: list[CoreSimulation] = timeline.cores
         self.operations = timeline.operations
-        self.first: list[int] = []  # the number of each core's operation 0
-        self.tables: dict[int, tuple[float, float]] = {}  # table loads before operations: (start, ns)
-        count = 0
-        for core in self.cores:
-            self.first.append(count)
-            self.tables.update({count + i: (start, end - start) for start, end, i in core.table_loads})
-            count += len(core.operations)
-        self.is_dma = [op.is_dma for op in self.operations]
+        self.order = self.cores[0].order.tolist() if self.cores else []  # numbers, as they were begun
+        self.first = [core.columns.first for core in self.cores]  # the number of each core's operation 0
+        self.tables = {  # table loads before operations: (start, ns)
+            first + i: (start, end - start)
+            for first, core in zip(self.first, self.cores, strict=True)
+            for start, end, i in core.table_loads
+        }
         self.places: dict[tuple[int, str], int] = {}
-        self.payloads: dict[int, Payload] = {}
-        columns: list[list[Any]] = [[] for _ in ReplaySteps._fields]
-        for row in self._rows():
-            for column, value in zip(columns, row, strict=True):
-                column.append(value)
-        self.steps = ReplaySteps(*columns)
-        self.at = [0] * count  # index of each operation in the steps
-        for i, moment in enumerate(self.steps.moment):
-            self.at[moment // 4] = i
+        self.columns = ReplayColumns([], [], [])
+        for core in self.cores:
+            self._add_links(core)
+        self.columns.steps[:] = self._steps()
+
+    @cached_property
+    def at(self) -> list[int]:
+        """When each operation was begun, by number: its index in the order of all."""
+        found = [0] * len(self.operations)
+        for index, number in enumerate(self.order):
+            found[number] = index
+        return found
 
     def number(self, op: Operation) -> int:
         return self.first[op.core] + op.index
 
     def payload(self, number: int) -> Payload:
         """Return the work of a transfer on the DMA engines."""
-        return self.steps.extra[self.at[number]]
+        return self.columns.steps[number].extra
 
     # ---- from the timeline -----------------------------------------------------------------------
 
-    def _rows(self) -> Iterator[tuple]:
-        """Yield the fields of ReplaySteps, operation by operation."""
+    def _add_links(self, core: CoreSimulation) -> None:
+        """Add the moments that the operations of a core wait for, by the rules of the simulation."""
+        kinds = np.frombuffer(core.columns.kinds, np.uint8)
+        banks = np.array(core.bank_waits, np.int32).reshape(-1, 2)
+        producers, users, why = core.columns.edges
+        producers, users = np.append(producers, banks[:, 1]), np.append(users, banks[:, 0])
+        why = np.append(why, np.full(len(banks), REASON_NUMBERS[SPACE], np.int8))
+        moments = moments_of(kinds, producers, users, why)
+        links = (kinds[producers] == DMA_KIND) | (moments == SEEN)
+        across = ~links & (kinds[producers] != kinds[users])  # otherwise the order of the engine implies it
+        numbers = 4 * (core.columns.first + producers.astype(np.int64)) + moments
+        for column, chosen in ((self.columns.links, links), (self.columns.across, across)):
+            order = np.argsort(users[chosen], kind="stable")
+            found = numbers[chosen][order].tolist()
+            ends = np.cumsum(np.bincount(users[chosen], minlength=len(kinds))).tolist()
+            column += [found[a:b] if a < b else () for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _steps(self) -> list[ReplayStep]:
+        """Return how each operation runs."""
+        steps: list[Any] = [None] * len(self.operations)
         visits: Counter[tuple] = Counter()
         free: dict[tuple[int, str, float], int] = {}
         on_tile: dict[int, dict[PeTile, int]] = {c: {} for c in range(len(self.cores))}
-        for number in self.cores[0].order if self.cores else ():
+        known: dict[tuple, ReplayStep] = {}  # by the identity of what is shared
+        for number in self.order:
             op = self.operations[number]
-            c = op.core
-            if self.is_dma[number]:
-                yield self._transfer(op)
+            core = self.cores[op.core]
+            if op.is_dma:
+                steps[number] = self._transfer(op, core.transfers[op.index], known)
                 continue
-            assert op.instruction is not None
-            if op.instruction.rendezvous() is not None:
-                yield self._barrier(op, op.instruction, visits)
+            work = core.columns.work[op.index]
+            assert work is not None
+            if work.is_barrier:
+                steps[number] = self._barrier(op, work.result, visits)
             elif op.kind == "tensor":
-                yield self._matmul(op, op.instruction, on_tile[c])
+                steps[number] = self._matmul(op, work, on_tile[op.core], known)
             else:
-                yield self._compute(op, self._rivals(op, free) if op.kind in RIVALS else ())
+                steps[number] = self._compute(op, self._rivals(op, free) if op.kind in RIVALS else ())
+        return steps
 
     def _place(self, core: int, name: str) -> int:
         return self.places.setdefault((core, name), len(self.places))
 
-    def _transfer(self, op: Operation) -> tuple:
-        core = self.cores[op.core]
-        moved = core.transfers[op.index]
-        payload = self.payloads.get(id(moved.payload_ns))  # transfers of one shape share it
-        if payload is None:
-            payload = self.payloads[id(moved.payload_ns)] = self._payload(moved, core.bandwidth_share)
-        times = (moved.dispatch_ns, moved.issue_ns, moved.notify_ns)
-        links, across = self._links(op)
-        partner = core.simulation.partners.get(self.number(op))
-        if partner is not None:  # the other half of a sendrecv: both wait for what either waits for
-            more = self._links(self.operations[partner])
-            links, across = links + more[0], across + more[1]
-        return (4 * self.number(op), links, across, self._place(op.core, moved.mode), DMA, *times, payload)
+    def _transfer(self, op: Operation, moved: DmaTransfer, known: dict[tuple, ReplayStep]) -> ReplayStep:
+        partners = self.cores[op.core].simulation.partners
+        if partners and self.number(op) in partners:
+            self._join(self.number(op), partners[self.number(op)])
+        step = known.get((op.core, id(moved)))
+        if step is None:
+            times = (moved.dispatch_ns, moved.issue_ns, moved.notify_ns)
+            payload = self._payload(moved, self.cores[op.core].bandwidth_share)
+            step = ReplayStep(self._place(op.core, moved.mode), DMA, *times, payload)
+            known[op.core, id(moved)] = step
+        return step
+
+    def _join(self, number: int, partner: int) -> None:
+        """Make both halves of a sendrecv wait for what either waits for."""
+        for column in (self.columns.links, self.columns.across):
+            column[number] = column[partner] = [*column[number], *column[partner]]
 
     def _payload(self, moved: DmaTransfer, share: float) -> Payload:
         payload = [(engine, ns / share) for engine, ns in moved.payload_ns]
         equal = len(payload) == self.machine.dma_engines and len({ns for _, ns in payload}) == 1
         return payload[0][1] if equal else payload
 
-    def _barrier(self, op: Operation, instruction: Instruction, visits: Counter[tuple]) -> tuple:
-        point = (op.core, instruction.rendezvous())
+    def _barrier(self, op: Operation, lasts: float, visits: Counter[tuple]) -> ReplayStep:
+        assert op.instruction is not None
+        point = (op.core, op.instruction.rendezvous())
         visits[point] += 1
-        lasts = self.cores[op.core].plan.cost_of(op).fix_ns
         place = self._place(op.core, op.kind)
-        named = (point[1], visits[point])
-        return (4 * self.number(op), *self._links(op), place, BARRIER, 0.0, lasts, 0.0, named)
+        return ReplayStep(place, BARRIER, 0.0, lasts, 0.0, (point[1], visits[point]))
 
-    def _compute(self, op: Operation, rivals: Links) -> tuple:
+    def _compute(self, op: Operation, rivals: Links) -> ReplayStep:
         core, i, number = self.cores[op.core], op.index, self.number(op)
-        links, across = self._links(op)
-        head = (4 * number, links + rivals, across, self._place(op.core, op.kind))
+        if rivals:
+            self.columns.links[number] = [*self.columns.links[number], *rivals]
         held, result = core.free[i] - core.start[i], core.done[i] - core.free[i]
-        _, table = self.tables.get(number, (0.0, 0.0))
-        return (*head, ENGINE, table, held, result, None)
+        _, table = self.tables.get(number, NO_TABLE)
+        return ReplayStep(self._place(op.core, op.kind), ENGINE, table, held, result, None)
 
-    def _matmul(self, op: Operation, instruction: Instruction, on_tile: dict[PeTile, int]) -> tuple:
+    def _matmul(
+        self, op: Operation, work: Work, on_tile: dict[PeTile, int], known: dict[tuple, ReplayStep]
+    ) -> ReplayStep:
         """Parts of the PE array are places of their own; a matmul waits for those it overlaps."""
-        core, links = self.cores[op.core], self._links(op)
-        rows, tile = array_use(instruction)
-        before = tuple(4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile))
-        on_tile[tile] = self.number(op)
-        cost = core.plan.cost_of(op)
-        place = self._place(op.core, "tensor" if tile == WHOLE_ARRAY else f"tensor {tile}")
-        lead = self.machine.matmul_after_load_ns
-        times = (lead, cost.cycles / self.machine.tensor_ghz, cost.fix_ns)
-        return (4 * self.number(op), links[0] + before, links[1], place, TENSOR, *times, rows)
-
-    def _links(self, op: Operation) -> tuple[Links, Links]:
-        """Return the moments an operation waits for, by the rules of the simulation."""
-        operations, base, is_dma = self.cores[op.core].operations, self.first[op.core], self.is_dma
-        links, across = [], []
-        for index, why in op.waits.items():
-            same = operations[index].kind == op.kind
-            moment = releases(is_dma[base + index], same, why)
-            if is_dma[base + index] or moment == SEEN:
-                links.append(4 * (base + index) + moment)
-            elif not same:  # otherwise the order of the engine implies it
-                across.append(4 * (base + index) + moment)
-        return tuple(links), tuple(across)
+        tile, number = work.pe_tile, self.number(op)
+        if on_tile and on_tile.keys() != {tile}:
+            before = [4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile)]
+            self.columns.links[number] = [*self.columns.links[number], *before]
+        on_tile[tile] = number
+        step = known.get((op.core, id(work)))
+        if step is None:
+            place = self._place(op.core, "tensor" if tile is WHOLE_ARRAY else f"tensor {tile}")
+            times = (self.machine.matmul_after_load_ns, work.service, work.result)
+            step = known[op.core, id(work)] = ReplayStep(place, TENSOR, *times, work.array_rows)
+        return step
 
     def _rivals(self, op: Operation, free: dict[tuple[int, str, float], int]) -> Links:
         """Return the operation on a shared port whose end this one waited for, if any.
@@ -193,7 +235,7 @@ class Replay:
 
     def run(self, change: Change | None = None) -> float:
         """Return ns until the last result, with the change."""
-        steps = self.steps if change is None else self.steps.changed(change, self.at)
+        steps, links_of, across_of = self.columns if change is None else self.columns.changed(change)
         moments = [0.0] * (4 * len(self.operations))
         idle = [0.0] * len(self.places)
         engines = [DmaEngines(self.machine) for _ in self.cores]
@@ -204,12 +246,14 @@ class Replay:
         gap = self.machine.same_engine_gap_ns
         arrived: dict[tuple, tuple[int, int, float]] = {}  # first of two cores at a barrier
         # One loop without calls: it passes over every operation for every what-if.
-        for moment, links, across, place, way, before, held, result, extra in zip(*steps, strict=True):
+        for number in self.order:
+            place, way, before, held, result, extra = steps[number]
+            moment = 4 * number
             begin = 0.0 if way in (REMOVED, TENSOR) else idle[place]
-            for other in links:
+            for other in links_of[number]:
                 if moments[other] > begin:
                     begin = moments[other]
-            for other in across:
+            for other in across_of[number]:
                 ready = moments[other] + (to_dma if way == DMA else to_engine)
                 if ready > begin:
                     begin = ready
