@@ -11,6 +11,7 @@ from nki import TensorSpec
 from nkilib.core.attention.attention_segmented_cte import attention_segmented_cte
 from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
 from nkilib.core.subkernels.find_nonzero_indices import find_nonzero_indices
+from nkilib.experimental.attention_mxfp8 import attention_mxfp8_tkg
 
 from . import Case
 from .attention import TENSOR_GHZ, TILE
@@ -106,6 +107,31 @@ def nonzero(rows: int, columns: int, lnc: int = 2) -> Case:
     )
 
 
+def quantised(batch: int, keys: int, steps: int = 1, table: bool = False, lnc: int = 1) -> Case:
+    """Bound by DMA: the cache with its scales."""
+    heads, head_dim, blocks = 64, 128, batch * keys // 128
+    new = TensorSpec((batch, steps, head_dim), "bfloat16")
+    cache = TensorSpec((blocks, 32, 160), "float32")
+    named = {"active_blocks_table": TensorSpec((batch, keys // 128), "int32")} if table else {}
+    return Case(
+        "attention_mxfp8_tkg",
+        f"batch {batch}, {heads} heads, {steps} new, {keys} x {head_dim}" + (", table" if table else ""),
+        attention_mxfp8_tkg,
+        {
+            "q": TensorSpec((batch, heads, steps, head_dim), "bfloat16"),
+            "k_active": new,
+            "v_active": new,
+            "k_prior": cache,
+            "v_prior": cache,
+            "mask": TensorSpec((batch * keys // 2048, 128, 16), "uint8"),
+            **named,
+        },
+        hbm_bytes=2 * blocks * 32 * 160 * 4,
+        lnc=lnc,
+        platform="trn3",
+    )
+
+
 CASES = [
     cached(4, 8, 8192, 128),
     cached(4, 8, 8192, 128, block_len=32),
@@ -115,4 +141,7 @@ CASES = [
     paged(8, 1, 512, 4096, 128, 128, lnc=2),
     nonzero(1024, 16),
     nonzero(10240, 128),
+    quantised(2, 16384),
+    quantised(4, 16384, table=True, lnc=2),
+    quantised(2, 16384, steps=2, lnc=2),
 ]
