@@ -151,4 +151,11 @@ PAGES_2_31 = [
         "2.32",
         also="gpt-oss sliding-window sink attention block prefill paged fp8",
     ),
+    CatalogueRow(
+        "attention-mxfp8-tkg",
+        "experimental.attention_mxfp8.attention_mxfp8_tkg",
+        "attention_mxfp8_tkg",
+        "2.32",
+        also="flash sdpa decode speculative paged mqa",
+    ),
 ]

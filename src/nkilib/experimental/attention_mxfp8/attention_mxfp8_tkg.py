@@ -3,17 +3,16 @@
 A unit is one new token of a sequence against a chunk of 2048 cached tokens. Scores have tokens in the
 partitions, (32 i + p, 4 g + q, head), as the words of the values need them (kv_blocks.py):
 
-    score   TensorE adds the mask and mx(q) k to PSUM, VectorE and TensorE find the maximum of each head
+    score   TensorE adds the mask and mx(q) k to PSUM
+    top     VectorE and TensorE find the maximum of each head
     value   TensorE subtracts the maximum, ScalarE computes the exponentials, VectorE quantises them, TensorE
             multiplies by the values; earlier chunks are scaled down and added
 
-The first stage of a unit is issued before the second of the previous one. New keys and values, in bfloat16,
-start the online softmax.
+The first stages of a unit are issued before the last one of the previous unit. New keys and values, in
+bfloat16, start the online softmax.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -22,8 +21,9 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.allocator import BufferManager
 from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
-from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, program_share
+from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, program_share
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.attention_mxfp8.decode_state import DecodeConstants, Queries
 from nkilib.experimental.attention_mxfp8.kv_blocks import (
@@ -34,12 +34,12 @@ from nkilib.experimental.attention_mxfp8.kv_blocks import (
     ROWS,
     TOGETHER,
     WIDTH,
-    BlockCache,
     ChunkTiles,
+    blocks_of,
 )
 
 MOST_HEADS = 64
-BUFFERS = 3  # chunks in SBUF: one for each stage, one that is loaded
+BUFFERS, TOGETHER_CHUNKS = 3, 1  # tiles in SBUF, and chunks of one: DMA moves few large pieces
 CHUNK_BLOCKS = CHUNK // BLOCK
 
 
@@ -90,9 +90,8 @@ def attention_mxfp8_tkg(
     blocks = k_prior.shape[0] // batches if active_blocks_table is None else active_blocks_table.shape[1]
     chunks = blocks // CHUNK_BLOCKS
     out = nl.ndarray((batches, heads, steps, depth), nl.bfloat16, buffer=nl.shared_hbm)
-    cache = BlockCache(k_prior, v_prior, active_blocks_table, blocks)
     shared = DecodeConstants(identity_hbm)
-    buffers = new_buffers()
+    buffers = new_buffers(chunks)
     stages: list = []
     for job in jobs_of(batches, heads):
         batch, first, count = job
@@ -104,15 +103,19 @@ def attention_mxfp8_tkg(
         for step in range(steps):
             own = slice(first, first + count)
             queries.append(Queries(shared, q[batch, own, step], new, step, out[batch, own, step]))
-        rows = cache.rows(batch)
-        for number in range(chunks):
-            chunk = buffers[number % BUFFERS]
-            cache.load(chunk, batch, number, rows)
-            bias = mask_bias(mask[batch * chunks + number])
-            for some in queries:
-                stages.append(some.score(chunk, bias))
-                if len(stages) > 1:
-                    stages[len(stages) - 2].add()
+        keys = blocks_of(k_prior, active_blocks_table, batch, blocks)
+        values = blocks_of(v_prior, active_blocks_table, batch, blocks)
+        bias = mask_bias(mask[batch * chunks : (batch + 1) * chunks])
+        for part in TiledRange(chunks, TOGETHER_CHUNKS):
+            own = slice(part.start_offset * CHUNK_BLOCKS, part.end_offset * CHUNK_BLOCKS)
+            tiles = buffers[part.index % len(buffers)]
+            tiles.load(keys[own], values[own])
+            for number in range(part.size):
+                for some in queries:
+                    stages.append(some.score(tiles.chunk(number), bias[:, part.start_offset + number, :]))
+                    stages[len(stages) - 1].find_top()
+                    if len(stages) > 1:
+                        stages[len(stages) - 2].add()
         if len(stages) > 0:
             stages[len(stages) - 1].add()
             stages = []
@@ -135,21 +138,22 @@ def jobs_of(batches: int, heads: int) -> list:
     return jobs
 
 
-def new_buffers() -> list:
+def new_buffers(chunks: int) -> list:
     """Tiles for chunks, with zeros off the diagonal of the keys."""
+    groups = GROUPS * min(chunks, TOGETHER_CHUNKS)
     buffers = []
-    for _ in range(BUFFERS):
-        keys = nl.ndarray((PMAX, GROUPS, TOGETHER, WIDTH), nl.float32, buffer=nl.sbuf)
-        nisa.memset(keys, 0.0)
-        buffers.append(ChunkTiles(keys, nl.ndarray((PMAX, GROUPS, WIDTH), nl.float32, buffer=nl.sbuf)))
+    for _ in range(min(BUFFERS, div_ceil(chunks, TOGETHER_CHUNKS))):
+        keys = nl.ndarray((PMAX, groups, TOGETHER, WIDTH), nl.float32, buffer=nl.sbuf)
+        nisa.memset(keys, 0.0, engine=nisa.gpsimd_engine)
+        buffers.append(ChunkTiles(keys, nl.ndarray((PMAX, groups, WIDTH), nl.float32, buffer=nl.sbuf)))
     return buffers
 
 
-def mask_bias(mask: Tensor) -> Any:
-    """0 where a token counts, else a large negative number, [128, 16] bfloat16."""
-    tile = nl.ndarray(mask.shape, mask.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, mask)
-    bias = nl.ndarray(mask.shape, nl.bfloat16, buffer=nl.sbuf)
+def mask_bias(mask: Tensor) -> Tensor:
+    """0 where a token counts, else a large negative number: [128, chunks, 16] bfloat16."""
+    shape = (PMAX, mask.shape[0], mask.shape[2])
+    tile, bias = nl.ndarray(shape, mask.dtype, buffer=nl.sbuf), nl.ndarray(shape, nl.bfloat16, buffer=nl.sbuf)
+    nisa.dma_copy(tile, mask.permute((1, 0, 2)))
     nisa.tensor_scalar(bias, tile, nl.subtract, 1.0, op1=nl.multiply, operand1=32768.0)
     return bias
 

@@ -66,9 +66,10 @@ class Queries(nl.NKIObject):
         nisa.nc_matmul(scores, columns, keys)
         self.top = nl.ndarray((heads, 1), nl.bfloat16, buffer=nl.sbuf)
         nisa.tensor_reduce(self.top, nl.maximum, scores, 1)
+        self.negative = negated(self.top)
         weights = nl.ndarray((heads, seen), nl.bfloat16, buffer=nl.sbuf)
         self.sums = new_column(heads)
-        nisa.activation_reduce(weights, nl.exp, scores, nl.add, self.sums, bias=negated(self.top))
+        nisa.activation_reduce(weights, nl.exp, scores, nl.add, self.sums, bias=self.negative)
         by_token = nl.ndarray((seen, heads), nl.bfloat16, buffer=nl.psum)
         nisa.nc_transpose(by_token, weights)
         stationary = nl.ndarray((seen, heads), nl.bfloat16, buffer=nl.sbuf)
@@ -81,7 +82,7 @@ class Queries(nl.NKIObject):
         nisa.tensor_copy(self.total, product)
 
     def score(self, chunk: ChunkTiles, bias: Tensor) -> Any:
-        """The first stage of a chunk: scores with the mask, and the new maximum."""
+        """The first stage of a chunk: scores with the mask."""
         heads = self.heads
         scores = nl.ndarray((PMAX, SLOTS, heads), nl.float32, buffer=nl.psum)
         for half in (slice(0, HALF), slice(HALF, SLOTS)):
@@ -97,12 +98,10 @@ class Queries(nl.NKIObject):
                     self.scales,
                     accumulate=True,
                 )
-        before = self.top
-        self.top = self.raised(scores)
-        return ScoredChunk(self, chunk, scores, before, self.top)
+        return ScoredChunk(self, chunk, scores)
 
-    def raised(self, scores: Tensor) -> Tensor:
-        """max(top, the largest score of each head), rounded."""
+    def raise_top(self, scores: Tensor) -> None:
+        """top = max(top, the largest score of each head), rounded."""
         heads = self.heads
         partial = nl.ndarray((PMAX, heads), nl.bfloat16, buffer=nl.sbuf)
         nisa.tensor_reduce(partial, nl.maximum, scores.permute((0, 2, 1)), 2)
@@ -112,7 +111,8 @@ class Queries(nl.NKIObject):
         nisa.tensor_reduce(largest, nl.maximum, by_head, 1)
         top = like(self.top)
         nisa.tensor_tensor(top, self.top, largest, op=nl.maximum)
-        return top
+        self.top = top
+        self.negative = negated(top)
 
     def store(self) -> None:
         """Divide by the sums and write the result."""
@@ -126,19 +126,25 @@ class Queries(nl.NKIObject):
 class ScoredChunk(nl.NKIObject):
     """A chunk between its two stages."""
 
-    def __init__(self, queries: Queries, chunk: ChunkTiles, scores: Tensor, before: Tensor, top: Tensor):
+    def __init__(self, queries: Queries, chunk: ChunkTiles, scores: Tensor):
         self.queries = queries
         self.chunk = chunk
         self.scores = scores  # in PSUM
-        self.before = before
-        self.top = top
+        self.before: Any = None  # the top of the queries before this chunk
+        self.negative: Any = None  # minus the top with it
+
+    def find_top(self) -> None:
+        """The new maximum of each head: between the stages, while TensorE works on another chunk."""
+        self.before = self.queries.top
+        self.queries.raise_top(self.scores)
+        self.negative = self.queries.negative
 
     def add(self) -> None:
         """The second stage: add the exponentials and their products with values."""
         state, scores, shared = self.queries, self.scores, self.queries.shared
         heads = state.heads
         diagonal = nl.ndarray((heads, heads), nl.bfloat16, buffer=nl.sbuf)
-        nisa.tensor_scalar(diagonal, shared.identity[0:heads, 0:heads], nl.multiply, negated(self.top))
+        nisa.tensor_scalar(diagonal, shared.identity[0:heads, 0:heads], nl.multiply, self.negative)
         for half in (slice(0, HALF), slice(HALF, SLOTS)):
             spread = diagonal.expand_dim(1).broadcast(1, HALF)
             nisa.nc_matmul(scores[:, half, :], shared.ones[0:heads], spread, accumulate=True)
@@ -164,7 +170,7 @@ class ScoredChunk(nl.NKIObject):
         """total = total e^(before - top) + product, and so the sums."""
         state = self.queries
         factor = new_column(state.heads)
-        nisa.activation(factor, nl.exp, self.before, bias=negated(self.top))
+        nisa.activation(factor, nl.exp, self.before, bias=self.negative)
         total, counted = like(state.total), new_column(state.heads)
         nisa.scalar_tensor_tensor(total, state.total, nl.multiply, factor, nl.add, product)
         nisa.scalar_tensor_tensor(counted, state.sums, nl.multiply, factor, nl.add, sums)

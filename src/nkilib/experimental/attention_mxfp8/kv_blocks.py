@@ -18,6 +18,7 @@ import numpy as np
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
 
 BLOCK, ROWS, WIDTH = 128, 32, 160  # tokens of a block, its rows, their words
@@ -28,74 +29,58 @@ CHUNK = GROUPS * TOGETHER * BLOCK
 
 @dataclass
 class ChunkTiles(nl.NKIObject):
-    """Words and scales of a chunk: keys [128, groups, 4, 160], values [128, groups, 160], float32."""
+    """Words and scales of some chunks: keys [128, groups, 4, 160], values [128, groups, 160], float32."""
 
     keys: Tensor
     values: Tensor
+    first: int = 0  # group of the chunk that is read
+
+    def chunk(self, number: int) -> Any:
+        return ChunkTiles(self.keys, self.values, number * GROUPS)
 
     def key_words(self, group: int, lane: int) -> Any:
         """[128, 128]: column 32 i + p is token 32 lane + p of block i, in the partitions of that block."""
-        return self.keys[:, group, :, ROWS * lane : ROWS * (lane + 1)].view(nl.float8_e4m3fn_x4)
+        return self.keys[:, self.first + group, :, ROWS * lane : ROWS * (lane + 1)].view(nl.float8_e4m3fn_x4)
 
     def key_scales(self, group: int, lane: int) -> Any:
-        scales = self.keys[:, group, :, BLOCK:WIDTH].view(nl.uint8)
+        scales = self.keys[:, self.first + group, :, BLOCK:WIDTH].view(nl.uint8)
         return scales[:, :, ROWS * lane : ROWS * (lane + 1)]
 
     def value_words(self, group: int) -> Any:
-        return self.values[:, group, 0:BLOCK].view(nl.float8_e4m3fn_x4)
+        return self.values[:, self.first + group, 0:BLOCK].view(nl.float8_e4m3fn_x4)
 
     def value_scales(self, group: int) -> Any:
-        return self.values[:, group, BLOCK:WIDTH].view(nl.uint8)
+        return self.values[:, self.first + group, BLOCK:WIDTH].view(nl.uint8)
 
-
-class BlockCache(nl.NKIObject):
-    """Keys and values in HBM, by a table of blocks or, without one, the blocks of each sequence in turn."""
-
-    def __init__(self, keys: Tensor, values: Tensor, table: Tensor | None, blocks: int):
-        self.keys = keys
-        self.values = values
-        self.table = table
-        self.blocks = blocks  # of a sequence
-
-    def rows(self, batch: int) -> Any:
-        """The row in [blocks 32, 160] of each partition and group of a sequence; None without a table."""
-        if self.table is None:
-            return None
-        groups = self.blocks // TOGETHER
-        entries = self.table.reinterpret_cast(nl.int32)[batch].reshape((groups, TOGETHER))
-        number = nl.ndarray((PMAX, groups), nl.int32, buffer=nl.sbuf)
+    def load(self, keys: Tensor, values: Tensor) -> None:
+        """Fill the tiles with blocks [n, 32, 160]; keys off the diagonal are 0 already."""
+        groups = keys.shape[0] // TOGETHER
+        some = keys.reshape_dim(0, (groups, TOGETHER))
         for i in range(TOGETHER):
-            some = entries[:, i].expand_dim(0).broadcast(0, ROWS)
-            nisa.dma_copy(number[ROWS * i : ROWS * (i + 1)], some)
-        within = nl.ndarray((PMAX, groups), nl.int32, buffer=nl.sbuf)
-        nisa.iota(within, [[0, groups]], 0, 1)
-        nisa.tensor_scalar(within, within, nl.bitwise_and, ROWS - 1)
-        nisa.tensor_scalar(number, number, nl.left_shift, 5)  # 32 rows of a block
-        nisa.tensor_tensor(number, number, within, op=nl.add, engine=nisa.gpsimd_engine)
-        return number
+            place = self.keys[ROWS * i : ROWS * (i + 1), 0:groups, i, :]
+            nisa.dma_copy(place, some[:, i].permute((1, 0, 2)))
+        some = values.reshape_dim(0, (groups, TOGETHER)).permute((1, 2, 0, 3))
+        nisa.dma_copy(self.values[:, 0:groups, :], some.flatten_dims(0, 1))
 
-    def load(self, chunk: ChunkTiles, batch: int, number: int, rows: Any) -> None:
-        """Fill the tiles with a chunk of a sequence; keys off the diagonal are 0 already."""
-        if rows is not None:
-            self.gather(chunk, number, rows)
-            return
-        first = batch * self.blocks + number * GROUPS * TOGETHER
-        end = first + GROUPS * TOGETHER
-        keys = self.keys[first:end].reshape_dim(0, (GROUPS, TOGETHER))
-        for i in range(TOGETHER):
-            nisa.dma_copy(chunk.keys[ROWS * i : ROWS * (i + 1), :, i, :], keys[:, i].permute((1, 0, 2)))
-        values = self.values[first:end].reshape_dim(0, (GROUPS, TOGETHER))
-        nisa.dma_copy(chunk.values, values.permute((1, 2, 0, 3)).flatten_dims(0, 1))
 
-    def gather(self, chunk: ChunkTiles, number: int, rows: Tensor) -> None:
-        keys = self.keys.reshape((self.keys.shape[0] * ROWS, WIDTH))
-        values = self.values.reshape((self.values.shape[0] * ROWS, WIDTH))
-        for g in range(GROUPS):
-            index = rows[:, number * GROUPS + g : number * GROUPS + g + 1]
-            nisa.dma_copy(chunk.values[:, g, :], values.vector_select(0, index))
-            for i in range(TOGETHER):
-                own = slice(ROWS * i, ROWS * (i + 1))
-                nisa.dma_copy(chunk.keys[own, g, i, :], keys.vector_select(0, index[own]))
+def blocks_of(cache: Tensor, table: Tensor | None, batch: int, blocks: int) -> Tensor:
+    """The blocks [n, 32, 160] of a sequence, one after the other in HBM.
+
+    Those of a table are copied: a block to a descriptor, instead of a row of 640 bytes.
+    """
+    if table is None:
+        return cache[batch * blocks : (batch + 1) * blocks]
+    adjacent = nl.ndarray((blocks, ROWS, WIDTH), cache.dtype, buffer=nl.private_hbm)
+    entries = table.reinterpret_cast(nl.int32)[batch].reshape((blocks, 1))
+    rows = cache.reshape((cache.shape[0], ROWS * WIDTH))
+    for part in TiledRange(blocks, PMAX):
+        own = slice(part.start_offset, part.end_offset)
+        index = nl.ndarray((part.size, 1), nl.int32, buffer=nl.sbuf)
+        nisa.dma_copy(index, entries[own])
+        some = nl.ndarray((part.size, ROWS * WIDTH), cache.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(some, rows.vector_select(0, index))
+        nisa.dma_copy(adjacent[own].flatten_dims(1, 2), some)
+    return adjacent
 
 
 # ---- on the host ---------------------------------------------------------------------------------
