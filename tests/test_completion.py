@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 
 import pytest
@@ -96,3 +97,14 @@ def test_signatures_and_texts_are_shown(call, parameter, text):
     asked, row, column = script(call)
     (shown, *_) = asked.get_signatures(row, column)
     assert parameter in shown.to_string() and text in shown.docstring()
+
+
+@pytest.mark.parametrize(
+    "name", ["nisa.oob_mode", "nisa.engine", "nisa.VirtualRegister", "nl.NkiTensor", "ncc.ReplicaGroup"]
+)
+def test_the_text_of_a_class_is_what_help_shows(name):
+    asked, row, column = script(name)
+    (shown, *_) = asked.infer(row, column)
+    home = {"nisa": "nki.isa", "nl": "nki.language", "ncc": "nki.collectives"}[name.partition(".")[0]]
+    text = inspect.getdoc(getattr(importlib.import_module(home), name.partition(".")[2]))
+    assert text in shown.docstring() and "Example:" in text and "See also:" in text

@@ -1,14 +1,16 @@
-"""Write the stubs of nki.isa, nki.language and nki.collectives: what editors and type checkers see of them.
+"""Write what editors see of nki.isa, nki.language and nki.collectives: stubs, and the texts of classes.
 
 These modules define part of their names when they are imported, which no editor does. A stub lists the public
 names and the old names that still work: functions and classes imported from their modules, the rest with
-type and text. It has no `__getattr__`, so that a type checker finds a misspelt name.
+type and text. It has no `__getattr__`, so that a type checker finds a misspelt name. A class has its text
+where it is defined: a first paragraph, then that of src/nki/reference.
 
 python tools/signatures.py          write them
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import collections.abc
 import inspect
@@ -36,6 +38,8 @@ import nki.machine.dtypes
 import nki.machine.engines
 import nki.machine.memories
 import nki.typing
+import texts
+from nki.reference import sections
 
 SOURCES = Path(__file__).parents[1] / "src"
 HEAD = '''"""{first}
@@ -67,8 +71,35 @@ MODULES = {"np": "numpy as _np", "os": "os as _os"}  # by what annotations call 
 
 
 def files() -> dict[Path, str]:
-    """Return the text of each stub by its path below src/."""
-    return {Path("nki", name, "__init__.pyi"): text(getattr(nki, name)) for name in PACKAGES}
+    """Return the text of each stub, and of each file with a public class, by its path below src/."""
+    stubs = {Path("nki", name, "__init__.pyi"): text(getattr(nki, name)) for name in PACKAGES}
+    return {**stubs, **described_classes()}
+
+
+def described_classes() -> dict[Path, str]:
+    """Return the files that define public classes, with their whole texts."""
+    found: dict[Path, str] = {}
+    for file in texts.files():
+        package = texts.PACKAGES[texts.prefix_of(file)]
+        for name, section in sections(file).items():
+            value = getattr(package, name)
+            if isinstance(value, type):
+                path = Path(inspect.getfile(value)).relative_to(SOURCES)
+                source = found.get(path) or (SOURCES / path).read_text(encoding="utf-8")
+                found[path] = _described(source, name, section)
+    return found
+
+
+def _described(source: str, name: str, section: str) -> str:
+    """Return a source file with the text of a class as the rest of its docstring."""
+    classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
+    node = next(node for node in classes if node.name == name)
+    first = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    lines = f'"""{first}\n\n{section}\n"""'.splitlines()
+    shown = "\n".join(f"    {line}".rstrip() for line in lines)
+    before = source.splitlines()[: node.body[0].lineno - 1]
+    after = source.splitlines()[node.body[0].end_lineno :]
+    return "\n".join([*before, shown, *after]) + "\n"
 
 
 def text(module: types.ModuleType) -> str:

@@ -169,7 +169,34 @@ class NkiFileError(NkiError):
 
 
 class NkiValidationError(NkiError):
-    """A rule of the hardware was broken."""
+    """A rule of the hardware was broken.
+
+    It derives from AssertionError; `nki explain KIND` shows a wrong kernel and a right one.
+
+    Members:
+
+    - `kind`: a stable name, as in `nki explain`.
+    - `site`: the line of the kernel.
+
+    Example:
+
+    ```python
+    @nki.jit
+    def wrong(x):
+        nisa.dma_copy(nl.ndarray((2, 4), nl.float32), x)
+
+    try:
+        wrong(np.ones((2, 3), np.float32))
+    except nki.NkiError as problem:
+        print(problem.kind)
+    ```
+
+    ```output
+    shape
+    ```
+
+    See also: `NkiInstruction`.
+    """
 
 
 class NkiWarning(UserWarning):

@@ -16,7 +16,24 @@ from ..launch.world import World, current_world
 @register_value("ReplicaGroup")
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """Lists of ranks; each list is a group of its own, its order that of gathers and scatters."""
+    """Lists of ranks; each list is a group of its own, its order that of gathers and scatters.
+
+    Members:
+
+    - `groups`: tuple of tuples of ranks, of one length; no rank occurs twice.
+
+    Example:
+
+    ```python
+    print(ncc.ReplicaGroup([[0, 1], [2, 3]]).groups)
+    ```
+
+    ```output
+    ((0, 1), (2, 3))
+    ```
+
+    See also: `all_reduce`, `all_gather`.
+    """
 
     groups: Any
 

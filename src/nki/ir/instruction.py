@@ -84,7 +84,34 @@ class ProgramPosition(NamedTuple):
 
 
 class NkiInstruction:
-    """The handle every instruction call returns. `handle` is its ProgramPosition, or just its number."""
+    """The handle every instruction call returns. `handle` is its ProgramPosition, or just its number.
+
+    Members:
+
+    - `handle`: its number in the program, with the loops around it.
+    - `depends_on`: `depends_on(*producers)` starts the instruction after these have finished; it changes
+      times, never values.
+
+    Example:
+
+    ```python
+    @nki.jit
+    def ordered(x):
+        tile, other = nl.load(x), nl.ndarray((1, 2), nl.float32)
+        first = nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+        nisa.memset(other, 0.0).depends_on(first)
+        nl.device_print("tile", tile)
+
+    ordered(np.array([[1, 2]], np.float32))
+    ```
+
+    ```output
+    tile float32[1, 2] sbuf
+    [[2. 3.]]
+    ```
+
+    See also: `nl.no_reorder`.
+    """
 
     __slots__ = ("handle",)
 

@@ -16,6 +16,7 @@ from .context import running
 from .hooks import hooks
 from .indexing import Key
 from .layout import Indirection, Int, Layout, Shape, row_major
+from .operator_names import ARITHMETIC, COMPARISONS, OF_NUMPY
 from .storage import Lease, Storage
 from .view import View
 
@@ -41,7 +42,51 @@ def summary(values: np.ndarray) -> str:
 
 
 class NkiTensor(View):
-    """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes."""
+    """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes.
+
+    A view of memory: a start, a shape and a step for each dimension. Slices and the methods below give new
+    views of the same bytes; nothing is copied.
+    An access pattern `t.ap([[step, count], ...])` has a pair for each dimension of the view, the outermost
+    first: element (i, j) is at offset + i * step_0 + j * step_1. Steps count elements. On chip the first pair
+    walks over partitions, and its step is the elements per partition of the tile.
+
+    Members:
+
+    - `shape`, `dtype`, `buffer`, `name`: what it was made with; slices change the shape.
+    - `ndim`, `size`: number of dimensions, number of elements.
+    - `strides`, `offset`: steps and start, in elements.
+    - `ap`: `t.ap(pattern, offset=, scalar_offset=, vector_offset=, indirect_dim=, dtype=)` replaces shape and
+      steps; offsets may come from a register or a tile of row numbers.
+    - `slice`, `select`: `t.slice(dim, start, end, step)` is `t[..., start:end:step, ...]`; `t.select(dim, i)`
+      drops a dimension.
+    - `vector_select`: `t.vector_select(0, rows)` takes the rows of an HBM tensor that a tile names.
+    - `permute`: `t.permute(dims)` reorders dimensions; a tile keeps its partitions first.
+    - `reshape`: `t.reshape(shape)` has the same elements in the same order.
+    - `broadcast`: `t.broadcast(dim, size)` repeats a dimension of size 1 with step 0.
+    - `expand_dim`, `squeeze_dim`: add or remove a dimension of size 1.
+    - `view`: `t.view(dtype)` reinterprets the bytes.
+    - `get_pattern`: the [[step, count], ...] of the view.
+
+    Example:
+
+    ```python
+    @nki.jit
+    def example(x):
+        tile = nl.load(x)
+        every_second = tile.ap([[6, 2], [2, 3]])
+        nl.device_print("columns 0, 2, 4", every_second)
+
+    example(np.arange(12, dtype=np.float32).reshape(2, 6))
+    ```
+
+    ```output
+    columns 0, 2, 4 float32[2, 3] sbuf
+    [[ 0.  2.  4.]
+     [ 6.  8. 10.]]
+    ```
+
+    See also: `ndarray`, `ds`, `nisa.iota`, `nisa.dma_copy`.
+    """
 
     __slots__ = ("lease", "is_comparison", "recorded")
     lease: Lease | None
@@ -136,8 +181,8 @@ class NkiTensor(View):
         return f"<pre>{escape(repr(self))}</pre>"
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object) -> Any:
-        if ufunc.__name__ in _OPERATORS:  # array + tensor
-            return getattr(self, f"__{_OPERATORS[ufunc.__name__]}__")(None)
+        if ufunc.__name__ in OF_NUMPY:  # array + tensor
+            return getattr(self, f"__{OF_NUMPY[ufunc.__name__]}__")(None)
         return foreign.numpy_function(f"np.{ufunc.__name__}", _tensors([*inputs, *_outputs(kwargs)]))
 
     def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
@@ -302,38 +347,6 @@ def _outputs(kwargs: Mapping[str, Any]) -> Sequence[Any]:
 
 
 _STEER = "a register (nisa.register_load) can steer a loop"
-_COMPARISONS = {"__lt__": "less", "__le__": "less_equal", "__gt__": "greater", "__ge__": "greater_equal"}
-_ARITHMETIC = {
-    "add": ("+", "nl.add", "tensor_tensor"),
-    "sub": ("-", "nl.subtract", "tensor_tensor"),
-    "mul": ("*", "nl.multiply", "tensor_tensor"),
-    "truediv": ("/", "nl.divide", "reciprocal"),
-    "floordiv": ("//", "nl.divide and nl.floor", "tensor_scalar"),
-    "mod": ("%", "nl.mod", "tensor_scalar"),
-    "pow": ("**", "nl.power", "tensor_scalar"),
-    "matmul": ("@", "nl.matmul", "nc_matmul"),
-    "and": ("&", "nl.bitwise_and", "tensor_tensor"),
-    "or": ("|", "nl.bitwise_or", "tensor_tensor"),
-    "xor": ("^", "nl.bitwise_xor", "tensor_tensor"),
-    "lshift": ("<<", "nl.left_shift", "tensor_scalar"),
-    "rshift": (">>", "nl.right_shift", "tensor_scalar"),
-    "divmod": ("divmod()", "nl.divide and nl.floor", "tensor_scalar"),
-    "neg": ("-", "nl.negative", "tensor_scalar"),
-    "pos": ("+", "nl.copy", "tensor_copy"),
-    "invert": ("~", "nl.invert", "tensor_scalar"),
-    "abs": ("abs()", "nl.abs", "tensor_scalar"),
-    "round": ("round()", "nl.copy(t, dtype=nl.int32)", "tensor_copy"),
-}
-
-
-_OPERATORS = {  # of numpy's functions
-    **{name: name for name in ("add", "matmul", "divmod", "invert")},
-    **{"subtract": "sub", "multiply": "mul", "divide": "truediv", "true_divide": "truediv", "power": "pow"},
-    **{"floor_divide": "floordiv", "remainder": "mod", "negative": "neg", "positive": "pos"},
-    **{"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "absolute": "abs"},
-    **{"left_shift": "lshift", "right_shift": "rshift"},
-    **{"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"},
-}
 
 
 def _refuse_operator(method: str, symbol: str, nl_name: str, isa_name: str) -> None:
@@ -360,9 +373,9 @@ def _refuse_comparison(method: str, name: str) -> None:
     setattr(NkiTensor, method, refuse)
 
 
-for _method, _name in _COMPARISONS.items():
+for _method, _name in COMPARISONS.items():
     _refuse_comparison(_method, _name)
-for _name, (_symbol, _nl, _isa) in _ARITHMETIC.items():
+for _name, (_symbol, _nl, _isa) in ARITHMETIC.items():
     unary = _name in ("neg", "pos", "invert", "abs")
     for _method in [f"__{_name}__"] if unary else [f"__{_name}__", f"__r{_name}__"]:
         _refuse_operator(_method, _symbol, _nl, _isa)

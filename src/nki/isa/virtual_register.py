@@ -18,8 +18,36 @@ FLOAT_HELP = "convert it to an int32 tile with nisa.tensor_copy, then register_l
 class VirtualRegister:
     """One 32-bit cell of a sequencer: a signed integer, or the float32 value it was loaded with.
 
-    Its value exists while the kernel runs, not while it is traced, so Python cannot compute with it. A
-    core that runs a recorded program holds the values, since several may run it at once.
+    Its value exists while the kernel runs, not while it is traced, so Python cannot compute with it. A core
+    that
+    runs a recorded program holds the values, since several may run it at once.
+
+    Members:
+
+    - `frozen`: True for the register of a loop or rank, which cannot be written.
+
+    Example:
+
+    ```python
+    @nki.jit
+    def count():
+        result = nl.ndarray((1, 1), nl.int32)
+
+        def body(i):
+            nisa.register_store(result, i)
+
+        nl.fori_loop(0, 3, body)
+        nl.device_print("last", result)
+
+    count()
+    ```
+
+    ```output
+    last int32[1, 1] sbuf
+    [[2]]
+    ```
+
+    See also: `register_alloc`, `register_load`, `nl.fori_loop`, `nl.while_loop`.
     """
 
     is_register = True

@@ -12,7 +12,28 @@ class NKIObject:
     """Base of configuration classes used in kernels: keywords become attributes.
 
     A subclass with annotated fields is initialised like a dataclass: fields in order, their default (or None)
-    for those left out, then `__post_init__`. `@dataclass` on top of it changes nothing of that.
+    for
+    those left out, then `__post_init__`. `@dataclass` on top of it changes nothing of that.
+
+    Members:
+
+    - `is_nki_object`: True for objects that kernels take as configuration.
+
+    Example:
+
+    ```python
+    class Config(nl.NKIObject):
+        scale: float
+        bias: float = 0.5
+
+    print(Config(2.0))
+    ```
+
+    ```output
+    Config(bias=0.5, scale=2.0)
+    ```
+
+    See also: `ndarray`.
     """
 
     is_nki_object = True

@@ -21,7 +21,27 @@ UNSIGNED: dict[int, np.dtype] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16), 
 
 
 class DType(str):
-    """The name of a data type, with its properties. Only this module makes them."""
+    """The name of a data type, with its properties. Only this module makes them.
+
+    Members:
+
+    - `name`: as in `nl.float32`.
+    - `itemsize`: bytes of an element.
+    - `is_float`, `is_integer`, `is_bool`, `is_packed`: its kind.
+    - `castable`: whether engines convert it; packed and scale types are only copied.
+
+    Example:
+
+    ```python
+    print(nl.bfloat16, nl.bfloat16.itemsize, nl.float8_e4m3fn_x4.is_packed)
+    ```
+
+    ```output
+    bfloat16 2 True
+    ```
+
+    See also: `ndarray`, `float32`, `bfloat16`.
+    """
 
     itemsize: int  # bytes
     storage: np.dtype  # in memory

@@ -6,7 +6,27 @@ from enum import Enum
 
 
 class MemoryRegion(Enum):
-    """Where a tensor lives. `nl.hbm` is another name of `private_hbm`."""
+    """Where a tensor lives. `nl.hbm` is another name of `private_hbm`.
+
+    Members:
+
+    - `sbuf`: 128 partitions on the chip, which every engine reads and writes.
+    - `psum`: 128 partitions of 2 KiB banks, where TensorE accumulates.
+    - `private_hbm`: memory of the device; `nl.hbm` is the same.
+    - `shared_hbm`: memory of the device that all cores and the caller see.
+
+    Example:
+
+    ```python
+    print([region.name for region in nl.MemoryRegion])
+    ```
+
+    ```output
+    ['sbuf', 'psum', 'private_hbm', 'shared_hbm']
+    ```
+
+    See also: `ndarray`, `sbuf`, `psum`, `hbm`, `is_on_chip`.
+    """
 
     sbuf = "sbuf"
     psum = "psum"
