@@ -12,7 +12,7 @@ WORKERS ?= auto
 # the tests start hundreds of interpreters: let them reuse compiled modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup hooks demo test test-all coverage test-gpu test-versions tiny bench bench-kernels times accuracy compare figures docs site serve release \
+.PHONY: setup hooks demo test test-all coverage test-gpu test-versions tiny bench bench-kernels times accuracy compare figures docs pictures site versions serve release \
 	lint clean
 
 setup: $(STAMP)
@@ -104,8 +104,16 @@ docs: setup
 	$(BIN)/python tools/signatures.py
 	$(BIN)/python tools/pages.py docs/tutorial/*.md
 
+# the pictures of the profile and of the viewer; needs Chromium
+pictures: setup
+	$(BIN)/python tools/screenshots.py
+
 site: setup
 	$(BIN)/python tools/build_site.py
+
+# adds the site to those of other versions in build/versions, with a menu on every page
+versions: site
+	$(BIN)/python tools/versions.py
 
 # the site on http://localhost:8000
 serve: site

@@ -31,6 +31,11 @@ def test_the_readme_counts_the_families_of_the_library_and_names_their_release()
     )
 
 
+def test_the_first_kernel_of_the_readme_has_at_most_twelve_lines():
+    code = text("README.md").partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+
+
 @nki.jit
 def product(x, columns=512):
     left, right = nl.ndarray((128, 128), nl.float32), nl.ndarray((128, columns), nl.float32)

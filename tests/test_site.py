@@ -161,7 +161,7 @@ def test_the_site_builds_without_a_warning():
     assert {"agents.html", "index.html", "reference/nki.isa.html", "spec/library/moe.html"} <= set(listed)
     home = (site / "index.html").read_text()
     assert "Start the tutorial" in home and 'class="source">Source: <code>docs/index.md' in home
-    assert f"Open NKI {PACKAGE}" in home
+    assert f"Open NKI {PACKAGE}" in home and '<script src="versions.js">' in home
     for chapter in CHAPTERS:
         assert (
             f'href="notebooks/{chapter.stem}.ipynb"'
@@ -170,6 +170,24 @@ def test_the_site_builds_without_a_warning():
         assert (site / "tutorial" / "notebooks" / f"{chapter.stem}.ipynb").exists()
     too_large = [page.name for page in site.rglob("*.html") if page.stat().st_size > 400_000]
     assert too_large == [], "a page of more than 400 KB"
+
+
+def test_sites_of_several_versions_list_each_other(tmp_path):
+    import versions
+
+    site = tmp_path / "site"
+    site.mkdir()
+    versions.write_list(site, [site], ["0.9.0"])
+    for name in ("0.9.0", "0.10.0"):
+        published = versions.publish(site, name, tmp_path / "versions")
+    assert published == ["0.10.0", "0.9.0"]
+    listed = {
+        name: json.loads((tmp_path / "versions" / name / "versions.js").read_text().splitlines()[0][17:-1])
+        for name in published
+    }
+    assert listed["0.10.0"] == [["0.10.0", "./"], ["0.9.0", "../0.9.0/"]]
+    assert listed["0.9.0"] == [["0.10.0", "../0.10.0/"], ["0.9.0", "./"]]
+    assert "0.10.0/index.html" in (tmp_path / "versions" / "index.html").read_text()
 
 
 SAMPLE = ("index", "checks", "reference/nki.isa/iota", "reference/nkilib/rope", "tutorial/7-attention")

@@ -19,6 +19,8 @@ import llms
 import name_pages
 import pages
 import reference
+import versions
+from nki.version import PACKAGE
 
 ROOT = Path(__file__).parents[1]
 # the theme asks another server for what lets search run from a folder; docs/worker.js does it
@@ -56,8 +58,9 @@ def main() -> int:
     if done.returncode == 0:
         for page in SITE.rglob("*.html"):
             up = "../" * (len(page.relative_to(SITE).parts) - 1)
-            ours = f'<script src="{up}worker.js"></script>'
+            ours = "".join(f'<script src="{up}{name}"></script>' for name in ("worker.js", versions.SCRIPT))
             page.write_text(ELSEWHERE.sub(ours, page.read_text(encoding="utf-8")), encoding="utf-8")
+        versions.write_list(SITE, [SITE], [PACKAGE])
         print(f"wrote {SITE.relative_to(ROOT)}: open {SITE.relative_to(ROOT)}/index.html")
     return done.returncode
 

@@ -1,4 +1,4 @@
-"""Take the picture of the viewer in docs/pictures: python tools/screenshots.py"""
+"""Take the pictures of the profile and of the viewer in docs/pictures: python tools/screenshots.py"""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import importlib.util
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import nki
 
-PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "viewer.png"
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures"
 STEP = 13  # of the second tile: scaling
-SIZE = {"width": 1360, "height": 850}
 SOURCE = '''\
 import numpy as np
 import nki
@@ -46,14 +47,19 @@ def reference(x):
 '''
 
 
-def page_in(folder: Path) -> Path:
-    """Write the viewer of a softmax of smooth values."""
-    file = folder / "softmax.py"
-    file.write_text(SOURCE, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("softmax", file)
+def loaded(file: Path) -> Any:
+    """Return the module of a file."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def viewer_in(folder: Path) -> Path:
+    """Write the viewer of a softmax of smooth values."""
+    (folder / "softmax.py").write_text(SOURCE, encoding="utf-8")
+    module = loaded(folder / "softmax.py")
     rows, columns = np.meshgrid(np.arange(384), np.arange(64), indexing="ij")
     noise = np.random.default_rng(0).standard_normal(rows.shape)
     x = (2 * np.sin(rows / 20) * np.cos(columns / 9) + 0.4 * noise).astype(np.float32)
@@ -61,17 +67,30 @@ def page_in(folder: Path) -> Path:
     return folder / "softmax.html"
 
 
+def profile_in(folder: Path) -> Path:
+    """Write the profile of the tiled matmul of the examples."""
+    kernels = loaded(ROOT / "examples" / "matmul" / "kernels.py")
+    shapes = [nki.TensorSpec(shape, "bfloat16") for shape in ((1024, 512), (1024, 2048))]
+    with nki.options(target="trn2"):
+        nki.profile(kernels.tiled)(*shapes).save(str(folder / "profile.html"))
+    return folder / "profile.html"
+
+
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        shown = browser.new_page(viewport=SIZE, color_scheme="light")  # type: ignore[arg-type]
-        shown.goto(f"file://{page_in(Path(folder))}#{STEP}")
+        shown = browser.new_page(viewport={"width": 1200, "height": 720}, color_scheme="light")
+        shown.goto(f"file://{profile_in(Path(name))}")
+        shown.wait_for_selector("html[data-ready=yes]")
+        shown.screenshot(path=PICTURES / "profile.png")
+        shown.set_viewport_size({"width": 1360, "height": 850})
+        shown.goto(f"file://{viewer_in(Path(name))}#{STEP}")
         shown.wait_for_selector("html[data-ready=yes]")
         shown.evaluate("viewer.chooseLine([...viewer.listing.rows.keys()][5])")
         shown.evaluate("viewer.drawNow()")
-        shown.screenshot(path=PICTURE)
+        shown.screenshot(path=PICTURES / "viewer.png")
         browser.close()
 
 
