@@ -510,11 +510,18 @@ def test_kernels_are_found_by_synonyms_and_their_import_lines_can_be_copied(run)
     assert "\nfrom nkilib.experimental.misc import gather\n" in out and "gather_bwd" in out and "2.31" in out
 
 
+def test_kernels_know_the_release_of_an_option_and_are_found_by_it(run):
+    found = {k["name"]: k for k in json.loads(run("kernels", "cp_softmax_stats_out", "--json")[1])}
+    assert found.keys() == {"attention_tkg"}
+    assert found["attention_tkg"]["options"]["cp_softmax_stats_out"] == "2.32"
+    assert "\nattention_tkg, since 2.32: cp_softmax_stats_out\n" in run("kernels", "attention_tkg")[1]
+
+
 def test_kernels_as_json_has_every_page(run):
     code, out, _ = run("kernels", "--json")
     listed = json.loads(out)
     assert code == 0 and {kernel["page"] for kernel in listed} >= {f"L{n:02}" for n in range(1, 47)}
-    facts = {"name", "import", "line", "meaning", "page", "status", "release", "backward", "also"}
+    facts = {"name", "import", "line", "meaning", "page", "status", "release", "backward", "also", "options"}
     assert all(set(kernel) == facts for kernel in listed)
     assert {kernel["status"] for kernel in listed} <= {"built", "not yet"}
 

@@ -183,6 +183,8 @@ def _kernel(family: Family, kernel: CatalogueEntry, others: list[CatalogueEntry]
         default = "" if parameter.default is parameter.empty else f" = {_shown(parameter.default)}"
         kind = "" if parameter.annotation is parameter.empty else str(parameter.annotation)
         shape, meaning = argument(family, kernel, name)
+        if name in kernel.options:
+            meaning += f"; since SDK {kernel.options[name]}"
         rows.append(f"| `{name}` | `{kind}{default}` | {_cell(shape)} | {_cell(meaning)} |")
     return "\n".join([*parts, *rows, ""])
 

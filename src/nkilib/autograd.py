@@ -218,7 +218,7 @@ def _attention_backward(
         dy[None],
         lse[None],
         sinks,
-        causal_mask,
+        use_causal_mask=causal_mask,
         softmax_scale=scale,
         sliding_window=sliding_window or None,
     )

@@ -12,6 +12,7 @@ import pytest
 import nkilib
 from documented_kernels import checked
 from nkilib import catalogue
+from nkilib.catalogue.options import ADDED
 from support import target
 
 BUILT = [kernel for kernel in catalogue.kernels() if kernel.is_built]
@@ -30,6 +31,15 @@ def test_every_documented_kernel_has_its_release_and_backwards_are_kernels():
     for kernel in catalogue.kernels():
         assert kernel.is_extension or re.fullmatch(r"2\.\d\d", kernel.release), kernel.name
         assert not kernel.backward or kernel.backward in known
+
+
+@pytest.mark.parametrize("release", ADDED)
+def test_options_that_a_release_added_are_parameters_of_older_kernels(release):
+    known = {kernel.name: kernel for kernel in BUILT}
+    for name, options in ADDED[release].items():
+        assert known[name].release < release, name
+        assert set(options.split()) - inspect.signature(known[name].target).parameters.keys() == set(), name
+        assert all(known[name].options[option] == release for option in options.split())
 
 
 def test_the_differentiable_functions_are_those_of_autograd():

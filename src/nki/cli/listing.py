@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from open_nki import doctor, installation
 
@@ -44,25 +44,41 @@ def command_kernels(options: argparse.Namespace) -> int:
     elif facts:
         show(kernel_table(facts))
         if options.word:
-            print("\n".join(fact["line"] for fact in facts if fact["status"] == "built"))
+            lines = [fact["line"] for fact in facts if fact["status"] == "built"]
+            print("\n".join(lines + newer_options(facts)))
     else:
         complain(f"nki kernels: no kernel has {options.word!r} in its name, module, meaning or synonyms")
     return 0 if facts else NOT_FOUND
 
 
-def kernel_facts(word: str | None = None) -> list[dict[str, str]]:
+def kernel_facts(word: str | None = None) -> list[dict[str, Any]]:
     """Return the kernels of the libraries; with a word, those that have it in a fact that is searched."""
     facts = [
         {"name": k.name, "import": k.module, "line": f"from {k.module} import {k.name}", "meaning": k.meaning}
         | {"page": k.page, "status": k.status, "release": k.release, "backward": k.backward, "also": k.also}
+        | {"options": k.options}
         for library in plugins.entry_points("nki.libraries").values()
         for k in plugins.load(library)()
     ]
     word = (word or "").lower()
-    return [f for f in facts if any(word in f[part].lower() for part in SEARCHED)]
+    return [
+        f
+        for f in facts
+        if any(word in f[part].lower() for part in SEARCHED) or word in map(str.lower, f["options"])
+    ]
 
 
-def kernel_source(name: str) -> dict[str, str]:
+def newer_options(facts: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each kernel and release that added options to it."""
+    lines = []
+    for fact in facts:
+        for release in sorted(set(fact["options"].values())):
+            names = [name for name, since in fact["options"].items() if since == release]
+            lines.append(f"{fact['name']}, since {release}: {', '.join(names)}")
+    return lines
+
+
+def kernel_source(name: str) -> dict[str, Any]:
     """Return the module of one kernel of a library: its facts and its source."""
     facts = {f["name"]: f for f in kernel_facts() if f["status"] == "built"}
     if name not in facts:
@@ -72,7 +88,7 @@ def kernel_source(name: str) -> dict[str, str]:
     return {**facts[name], "source": inspect.getsource(importlib.import_module(kernel.__module__))}
 
 
-def kernel_table(facts: list[dict[str, str]]) -> RenderableType:
+def kernel_table(facts: list[dict[str, Any]]) -> RenderableType:
     """List the kernels below their modules; a repeated meaning is left out."""
     from ..report.text import ruled
 
@@ -190,7 +206,9 @@ def platform_table() -> RenderableType:
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("word", nargs="?", help="only those with this word in name, module or meaning")
+    parser.add_argument(
+        "word", nargs="?", help="only those with this word in name, module, meaning, synonyms or as an option"
+    )
     parser.add_argument("--source", metavar="KERNEL", help="print the module of one kernel")
     add_json(parser, "list")
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from nkilib.catalogue.first_pages import FIRST_PAGES
+from nkilib.catalogue.options import added_options
 from nkilib.catalogue.pages_2_31 import PAGES_2_31
 from nkilib.catalogue.pages_2_33 import PAGES_2_33
 from nkilib.catalogue.rows import EXTENSION, HELPER, CatalogueRow
@@ -58,6 +59,11 @@ class CatalogueEntry:
     def differentiable(self) -> str:
         """The function of PyTorch that has its gradients; "" if there is none."""
         return f"nkilib.autograd.{self.name}" if self.name in DIFFERENTIABLE else ""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that came after the kernel, each with its release."""
+        return added_options(self.name)
 
     @property
     def is_built(self) -> bool:

@@ -23,7 +23,7 @@ HELPERS = [
         HELPER,
         "core.attention.attention_bwd",
         "attention_bwd",
-        "2.31",
+        "2.28",
         also="flash sdpa gradient training sliding-window sink",
     ),
     CatalogueRow(HELPER, "core.max", "cascaded_max", "2.31", also="argmax greedy sampling"),

@@ -289,7 +289,8 @@ PAGED_CASES = [
     Option(
         "bfloat16", {name: PAGED[name].astype(BF16) for name in ("q", "k_cache", "v_cache")}, tolerance=1.5e-2
     ),
-    Option("hints", {"kvp_cp_offset_int": 3, "kvp_prior_load_blocks": 2, "kvp_seg_block_offset_int": 1}),
+    Option("hint-of-blocks", {"kvp_prior_load_blocks": 2}),
+    *refusals(kvp_cp_offset_int=3, kvp_seg_block_offset_int=1),
     Option("hint-of-visible-blocks", {"kvp_prior_fully_visible": True}),
 ]
 PAGED_REFUSED = refusals(

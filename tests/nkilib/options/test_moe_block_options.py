@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from kernel_support import random
 from options.common import Option, check, each, on_both, refusals
 from options.expert_reference import ACTIVATIONS, run_expert
 
 from nkilib.core.moe_block.moe_block_tkg import moe_block_tkg
-from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode, RouterActFnType
+from nkilib.core.utils.common_types import (
+    ActFnType,
+    ExpertAffinityScaleMode,
+    MoEBlockIOLayout,
+    RouterActFnType,
+)
 
 EXPERTS, H, INNER = 6, 256, 24
 SOFTMAX, SIGMOID = RouterActFnType.SOFTMAX, RouterActFnType.SIGMOID
 POST = ExpertAffinityScaleMode.POST_SCALE
+TRANSPOSED = MoEBlockIOLayout._128_Nprgs_Hfree_T
 LIMITS = ("gate_clamp_upper_limit", "gate_clamp_lower_limit", "up_clamp_upper_limit", "up_clamp_lower_limit")
 SHARED = {
     "shared_expert_gate_w": random((H, 40), seed=11, scale=H**-0.5),
@@ -97,6 +104,8 @@ CASES = [
     Option("shared-down-bias", SHARED | {"shared_expert_down_bias": random((1, H), seed=9)}),
     Option("one-token", {"inp": random((1, 1, H))}),
     Option("all-experts", ALL),
+    Option("dynamic", ALL | {"is_all_expert_dynamic": True, "block_size": 4}),
+    Option("dynamic-blocks-of-1", ALL | {"is_all_expert_dynamic": True, "block_size": 1}),
     Option(
         "second-rank",
         ALL
@@ -113,35 +122,65 @@ def test_block(option):
     check(option, moe_block_tkg, BASIC, block, 3e-5)
 
 
-REFUSED = refusals(
-    inp=None,
-    inp__rank=random((3, H)),
-    inp__H=random((2, 3, 100)),
-    gamma=None,
-    gamma__shape=random((1, 128)),
-    router_weights=None,
-    router_weights__shape=random((128, EXPERTS)),
-    expert_gate_up_weights=None,
-    expert_down_weights=None,
-    expert_down_weights__shape=random((EXPERTS, INNER + 1, H)),
-    router_bias=random((1, 5)),
-    expert_gate_up_bias=random((EXPERTS, 2, 5)),
-    expert_down_bias=random((EXPERTS, 5)),
-    top_k=0,
-    top_k__large=9,
-    hidden_act_scale_factor=2.0,
-    hidden_act_bias=1.0,
-    residual=random((2, 2, H)),
-    expert_gate_up_input_scale=np.ones((EXPERTS, 1), np.float32),
-    expert_down_input_scale=np.ones((EXPERTS, 1), np.float32),
-    shared_expert_gate_w=random((H, 40)),
-    shared_expert_gate_bias=random((1, 40)),
-    shared_expert_up_bias=random((1, 40)),
-    shared_expert_down_bias=random((1, H)),
-    gate_clamp_upper_limit="1",
-    hidden_act_fn="silu",
-    hidden_actual=0,
-) + [Option("refuses-rank", POSTED | {"is_all_expert": True}, "rank_id")]
+REFUSED = (
+    refusals(
+        inp=None,
+        inp__rank=random((3, H)),
+        inp__H=random((2, 3, 100)),
+        gamma=None,
+        gamma__shape=random((1, 128)),
+        router_weights=None,
+        router_weights__shape=random((128, EXPERTS)),
+        expert_gate_up_weights=None,
+        expert_down_weights=None,
+        expert_down_weights__shape=random((EXPERTS, INNER + 1, H)),
+        router_bias=random((1, 5)),
+        expert_gate_up_bias=random((EXPERTS, 2, 5)),
+        expert_down_bias=random((EXPERTS, 5)),
+        top_k=0,
+        top_k__large=9,
+        hidden_act_scale_factor=2.0,
+        hidden_act_bias=1.0,
+        residual=random((2, 2, H)),
+        expert_gate_up_input_scale=np.ones((EXPERTS, 1), np.float32),
+        expert_down_input_scale=np.ones((EXPERTS, 1), np.float32),
+        shared_expert_gate_w=random((H, 40)),
+        shared_expert_gate_bias=random((1, 40)),
+        shared_expert_up_bias=random((1, 40)),
+        shared_expert_down_bias=random((1, H)),
+        gate_clamp_upper_limit="1",
+        hidden_act_fn="silu",
+        hidden_actual=0,
+    )
+    + [
+        Option("refuses-inp-layout", {"inp_layout": TRANSPOSED}, "inp_layout"),
+        Option("refuses-outp-layout", {"outp_layout": "B_S_H"}, "outp_layout"),
+        Option("refuses-dynamic", {"is_all_expert_dynamic": True, "block_size": 4}, "is_all_expert_dynamic"),
+        Option("refuses-no-block", ALL | {"is_all_expert_dynamic": True}, "block_size"),
+        Option(
+            "refuses-shared",
+            ALL | SHARED | {"is_all_expert_dynamic": True, "block_size": 4},
+            "is_all_expert_dynamic",
+        ),
+    ]
+    + [Option("refuses-rank", POSTED | {"is_all_expert": True}, "rank_id")]
+)
+
+
+def transposed_block(**a):
+    """The result as [128, n, H / 128 / n, T] for n cores, and the logits."""
+    out, logits = block(**{name: value for name, value in a.items() if name != "outp_layout"})
+    cores = a["cores"]
+    return np.ascontiguousarray(
+        out.T.reshape(cores, 128, H // 128 // cores, -1).transpose(1, 0, 2, 3)
+    ), logits
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("changes", [{}, SHARED, ALL], ids=["selected", "shared", "all"])
+def test_the_result_transposed(changes, cores):
+    option = Option("transposed", changes | {"outp_layout": TRANSPOSED}, lnc=cores)
+    check(option, moe_block_tkg, BASIC, lambda **a: transposed_block(cores=cores, **a), 3e-5)
 
 
 @each(REFUSED)

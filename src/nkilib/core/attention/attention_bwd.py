@@ -41,28 +41,33 @@ def attention_bwd(
     dy_ref: Tensor,
     lse_ref: Tensor,
     sinks_ref: Tensor | None = None,
+    bound_min: Tensor | None = None,
+    bound_max: Tensor | None = None,
     use_causal_mask: bool = False,
     mixed_precision: bool = True,
     softmax_scale: float | None = None,
     sliding_window: int | None = None,
-    bound_min: Tensor | None = None,
-    bound_max: Tensor | None = None,
+    transpose_dv: bool = False,
+    cp_offset: Tensor | None = None,
 ):
     """Return (dq, dk, dv), and dsinks with sinks, of attention: each with the shape and dtype of its input.
 
     Args:
         q_ref, o_ref, dy_ref: [B, H, D, S], S a multiple of 128; o is the result and dy its gradient.
-        k_ref, v_ref: [B, Hkv, D, S]; query head h reads head h // (H / Hkv).
+        k_ref, v_ref: [B, Hkv, D, Sk], Sk a multiple of 128; query head h reads head h // (H / Hkv).
         lse_ref: [B, H, 128, S / 128] float32: log(sum e^score), sinks included, of query 128 g + p at [p, g].
         sinks_ref: [B, H] or [B, H, n]: logits that join the softmax and have no value.
-        use_causal_mask: query i sees keys up to i.
+        use_causal_mask: query i sees keys up to i, or up to cp_offset + i.
         mixed_precision: matmuls in the dtype of the inputs, otherwise in float32.
         softmax_scale: of the scores; None: 1 / sqrt(D).
-        sliding_window: query i sees the last so many keys up to i, with use_causal_mask; None or -1: all.
+        sliding_window: query i sees the last so many keys up to that, with use_causal_mask; None or -1: all.
         bound_min, bound_max: [S] float32, both or none: query i sees keys bound_min[i] <= j < bound_max[i].
+        transpose_dv: dv is [B, Hkv, Sk, D].
+        cp_offset: one int32, read at run time: where the first query stands among the keys.
 
-    Keys and values of a head stay on the chip: S (3 bytes of the dtype + 8) D / 128 is at most 160 KiB. Two
-    cores share the heads of the keys. A helper without a page; arguments as public tests pass them.
+    Keys and values of a head stay on the chip: Sk (3 bytes of the dtype + 8) D / 128 is at most 160 KiB. Two
+    cores share the heads of the keys. A helper without a page; arguments as public tests pass them. The
+    release notes name transpose_dv and cp_offset; what they mean is ours.
 
     >>> x = np.zeros((1, 1, 4, 128), np.float32)
     >>> dy, lse = np.ones_like(x), np.full((1, 1, 128, 1), np.log(128), np.float32)
@@ -73,17 +78,19 @@ def attention_bwd(
     window = 0 if sliding_window is None or sliding_window == -1 else sliding_window
     check(q_ref, k_ref, v_ref, o_ref, dy_ref, lse_ref, sinks_ref)
     check_mask(q_ref, window, use_causal_mask, bound_min, bound_max)
+    check_offset(cp_offset, use_causal_mask)
     scale = q_ref.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
     options = ScoreOptions(scale, q_ref.dtype if mixed_precision else nl.float32)
     check_room(k_ref, options)
-    call = Call(options, use_causal_mask, window, bound_min, bound_max)
+    call = Call(options, use_causal_mask, window, bound_min, bound_max, cp_offset)
     dq = nl.ndarray(q_ref.shape, q_ref.dtype, buffer=nl.shared_hbm)
     dk = nl.ndarray(k_ref.shape, k_ref.dtype, buffer=nl.shared_hbm)
-    dv = nl.ndarray(v_ref.shape, v_ref.dtype, buffer=nl.shared_hbm)
+    dv_shape = v_ref.shape[0:2] + (v_ref.shape[3], v_ref.shape[2]) if transpose_dv else v_ref.shape
+    dv = nl.ndarray(dv_shape, v_ref.dtype, buffer=nl.shared_hbm)
     dsinks = None
     if sinks_ref is not None:
         dsinks = nl.ndarray(sinks_ref.shape, sinks_ref.dtype, buffer=nl.shared_hbm)
-    batches, heads, size, tokens = k_ref.shape
+    batches, heads, size = k_ref.shape[0:3]
     shared = q_ref.shape[1] // heads
     first, end = program_share(batches * heads)
     for job in range(first, end):
@@ -91,14 +98,17 @@ def attention_bwd(
         keys = KeyHead(options, k_ref[b, h], v_ref[b, h])
         for own in range(h * shared, (h + 1) * shared):
             head = QueryHead(call, q_ref[b, own], o_ref[b, own], dy_ref[b, own], lse_ref[b, own])
-            for row in TiledRange(tokens, PMAX):
+            for row in TiledRange(q_ref.shape[3], PMAX):
                 head.add_row(keys, row, dq[b, own])
             if sinks_ref is not None and dsinks is not None:
                 head.store_sinks(sinks_ref[b, own : own + 1], dsinks[b, own : own + 1])
         for i in range(len(keys.k)):
             place = channels(size, i)
             store(dk[b, h, place], keys.dk[i])
-            store(dv[b, h, place], keys.dv[i])
+            if transpose_dv:
+                store_tokens(dv[b, h, :, place], keys.dv[i])
+            else:
+                store(dv[b, h, place], keys.dv[i])
     if dsinks is not None:
         return dq, dk, dv, dsinks
     return dq, dk, dv
@@ -108,6 +118,14 @@ def channels(size: int, piece: int) -> slice:
     """The channels of a piece of a head: equal pieces of up to 128."""
     step = size // div_ceil(size, PMAX)
     return slice(piece * step, (piece + 1) * step)
+
+
+def store_tokens(out: Tensor, tile: Tensor) -> None:
+    """Store a piece [channels, S] as [S, channels]."""
+    for part in TiledRange(tile.shape[1], PMAX):
+        bank = nl.ndarray((part.size, tile.shape[0]), nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(bank, tile[:, part.start_offset : part.end_offset], engine=nisa.tensor_engine)
+        store(out[part.start_offset : part.end_offset], bank)
 
 
 def load_pieces(head: Tensor, start: int, end: int, dtype: Any) -> list:
@@ -122,23 +140,38 @@ class Call(nl.NKIObject):
     """What holds for all heads."""
 
     def __init__(
-        self, options: ScoreOptions, causal: bool, window: int, lower: Tensor | None, upper: Tensor | None
+        self,
+        options: ScoreOptions,
+        causal: bool,
+        window: int,
+        lower: Tensor | None,
+        upper: Tensor | None,
+        offset: Tensor | None,
     ):
         self.options = options
         self.causal = causal
         self.window = window
         self.lower = lower
         self.upper = upper
+        self.offset: Tensor | None = None  # of the queries, in every partition
+        if offset is not None:
+            self.offset = load(offset.reshape((1, 1)).broadcast(0, PMAX), nl.float32)
 
     def first_key(self, row: TiledRangeIterator) -> int:
         """The first of the keys, a multiple of 128, that a tile of queries may see."""
-        return max(0, row.start_offset - self.window + 1) // PMAX * PMAX if self.window > 0 else 0
+        if self.window == 0 or self.offset is not None:
+            return 0
+        return max(0, row.start_offset - self.window + 1) // PMAX * PMAX
+
+    def end_key(self, row: TiledRangeIterator, keys: int) -> int:
+        """The key behind the last that a tile of queries may see."""
+        return min(row.end_offset, keys) if self.causal and self.offset is None else keys
 
     def hides(self, row: TiledRangeIterator, block: TiledRangeIterator) -> bool:
         """Return whether a query of a tile may not see one of these keys."""
         late = self.causal and block.end_offset > row.start_offset + 1
         early = self.window > 0 and block.start_offset < row.end_offset - self.window
-        return late or early or self.lower is not None
+        return late or early or self.lower is not None or self.offset is not None
 
     def seen(self, row: TiledRangeIterator) -> tuple | None:
         """Return (start, end) of the keys that each query of a tile sees, [128, 1]; None if it sees all."""
@@ -149,6 +182,8 @@ class Call(nl.NKIObject):
         nisa.memset(upper, UNBOUNDED)
         if self.causal:
             nisa.iota(upper, [[1, 1]], offset=row.start_offset + 1, channel_multiplier=1)
+        if self.offset is not None:
+            nisa.tensor_tensor(upper, upper, self.offset, nl.add)
         if self.window > 0:
             nisa.tensor_scalar(lower, upper, nl.subtract, float(self.window))
         if self.lower is not None and self.upper is not None:
@@ -202,7 +237,7 @@ class QueryHead(nl.NKIObject):
             sums.append(nl.ndarray((q[i].shape[0], PMAX), nl.float32, buffer=nl.psum))
         delta = self.add_delta(row, dy)
         neg_lse, seen = self.neg_lse[:, row.index : row.index + 1], call.seen(row)
-        start, end = call.first_key(row), row.end_offset if call.causal else keys.k[0].shape[1]
+        start, end = call.first_key(row), call.end_key(row, keys.k[0].shape[1])
         visible = TiledRangeIterator(end - start, 0, start, end)
         for block in TiledRange(visible, KEYS):
             columns = slice(block.start_offset, block.end_offset)
@@ -257,10 +292,11 @@ def check(q: Tensor, k: Tensor, v: Tensor, o: Tensor, dy: Tensor, lse: Tensor, s
     )
     kernel_assert(
         len(k.shape) == 4
-        and (k.shape[0], k.shape[2], k.shape[3]) == (batches, size, tokens)
+        and (k.shape[0], k.shape[2]) == (batches, size)
+        and k.shape[3] % PMAX == 0
         and heads % k.shape[1] == 0,
-        f"k_ref: got shape {tuple(k.shape)}, expected ({batches}, Hkv, {size}, {tokens}), Hkv a divisor of "
-        f"{heads}",
+        f"k_ref: got shape {tuple(k.shape)}, expected ({batches}, Hkv, {size}, Sk), Hkv a divisor of {heads}, "
+        f"Sk a multiple of {PMAX}",
     )
     assert_shape(v, k.shape, "v_ref")
     assert_shape(o, q.shape, "o_ref")
@@ -287,6 +323,15 @@ def check_mask(q: Tensor, window: int, causal: bool, lower: Tensor | None, upper
         if bound is not None:
             assert_shape(bound, (q.shape[3],), pair[0])
             kernel_assert(bound.dtype == nl.float32, f"{pair[0]}: got {bound.dtype}, expected float32")
+
+
+def check_offset(offset: Tensor | None, causal: bool) -> None:
+    if offset is not None:
+        kernel_assert(causal, "cp_offset: got one without use_causal_mask, where it has no effect")
+        kernel_assert(
+            offset.dtype == nl.int32 and offset.size == 1,
+            f"cp_offset: got {offset.dtype} of shape {tuple(offset.shape)}, expected one int32",
+        )
 
 
 def check_room(k: Tensor, options: ScoreOptions) -> None:

@@ -18,7 +18,13 @@ from nkilib.core.attention.attention_stages import run_stages
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 
-from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, refuse_without_effect
+from ..utils.kernel_assert import (
+    assert_shape,
+    assert_tensors,
+    kernel_assert,
+    not_built,
+    refuse_without_effect,
+)
 from .attention_checks import DTYPES, MAX_HEAD_DIM, MAX_HEADS, check_number, check_window, is_number
 from .attention_pages import KeyChunk, KeyLayout, Pages, load_keys
 from .attention_units import PrefillCall, PrefillMask, plan_units
@@ -102,6 +108,7 @@ def attention_segmented_cte(
     check_tables(q, block_tables, prior_tokens, block_size, prior_seg_size, num_q_heads, layout.kv_heads)
     window = sliding_window if sliding_window is not None else 0
     check_options(q, sink, scale, window, k_scale, v_scale, kvp_q_offset, kvp_rank_id, kvp_group_size, tp_q)
+    refuse_static_offsets(kvp_cp_offset_int, kvp_seg_block_offset_int)
 
     offset = prior_tokens if kvp_q_offset is None else kvp_q_offset
     mask = PrefillMask(True, window, 1, offset, False, None, None, None)
@@ -255,6 +262,13 @@ def check_options(
         kvp_q_offset is None or queries % PMAX == 0,
         f"kvp_q_offset: got a tensor with {queries} queries, allowed are multiples of {PMAX}",
     )
+
+
+def refuse_static_offsets(context: int, segment: int) -> None:
+    """Refuse offsets that would move positions: the page does not say which, or in which unit."""
+    for pair in (("kvp_cp_offset_int", context), ("kvp_seg_block_offset_int", segment)):
+        if pair[1] != 0:
+            not_built(pair[0], "the page does not say what it moves; kvp_q_offset moves the queries")
 
 
 # ---- loading blocks by themselves ----------------------------------------------------------------

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import nki.language as nl
 from nkilib.core.router_topk.router_checks import MAX_K
-from nkilib.core.utils.common_types import ActFnType, RouterActFnType
+from nkilib.core.utils.common_types import ActFnType, MoEBlockIOLayout, RouterActFnType
 from nkilib.core.utils.kernel_assert import (
     assert_members,
     assert_shape,
     assert_tensors,
     kernel_assert,
+    not_built,
     refuse_without_effect,
 )
 from nkilib.core.utils.tile_sizes import PMAX
@@ -71,6 +72,16 @@ def check_experts(gate_up: Tensor, down: Tensor, act_fn: ActFnType | None) -> No
     assert_tensors((("expert_gate_up_weights", gate_up), ("expert_down_weights", down)))
     if act_fn is not None:
         assert_members(("hidden_act_fn", act_fn, ActFnType))
+
+
+def check_layouts(inp: MoEBlockIOLayout, out: MoEBlockIOLayout, dynamic_and_shared: bool) -> None:
+    """Check the layouts of the tokens, and what dynamic experts cannot do."""
+    assert_members(("inp_layout", inp, MoEBlockIOLayout), ("outp_layout", out, MoEBlockIOLayout))
+    if inp != MoEBlockIOLayout.B_S_H:
+        not_built("inp_layout", "tokens arrive as [B, S, H]")
+    kernel_assert(
+        not dynamic_and_shared, "is_all_expert_dynamic: got True with shared experts, allowed without them"
+    )
 
 
 def check_shared(shared: SharedExpert) -> None:

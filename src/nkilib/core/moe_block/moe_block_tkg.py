@@ -16,12 +16,14 @@ import nki.language as nl
 from nkilib.core.mlp.mlp import act_ref, mlp
 from nkilib.core.mlp.mlp_parameters import Linear
 from nkilib.core.mlp.rows import rms_norm
+from nkilib.core.moe.moe_tkg.dynamic import check_dynamic
 from nkilib.core.moe.moe_tkg.moe_tkg import experts_of, refuse
 from nkilib.core.moe.moe_tkg.parameters import MoEParameters
 from nkilib.core.moe.moe_tkg.reference import moe_tkg_ref
 from nkilib.core.moe_block.block_checks import (
     SharedExpert,
     check_experts,
+    check_layouts,
     check_router,
     check_shared,
     check_tokens,
@@ -91,6 +93,10 @@ def moe_block_tkg(
     expert_gate_up_input_scale: Tensor | None = None,
     expert_down_input_scale: Tensor | None = None,
     dtype_mode: DtypeMode = DtypeMode.NON_OCP,
+    is_all_expert_dynamic: bool = False,
+    block_size: int | None = None,
+    inp_layout: MoEBlockIOLayout = MoEBlockIOLayout.B_S_H,
+    outp_layout: MoEBlockIOLayout = MoEBlockIOLayout.B_S_H,
 ):
     """Norm, router, experts: out = sum of w[t, e] f_e(n_t) + shared(n_t), n = RMSNorm(inp + residual) gamma.
 
@@ -100,6 +106,9 @@ def moe_block_tkg(
     router_mm_dtype first. Experts as moe_tkg; with is_all_expert those of rank_id, for the tokens that chose
     them (router_pre_norm); their weights may be MX. Shared experts are a plain MLP with weights [H, I],
     [H, I], [I, H].
+
+    is_all_expert_dynamic and block_size are those of moe_tkg, outp_layout is its output_layout; inp_layout is
+    B_S_H. These four are named in the release notes alone: their place in the signature is ours.
 
     Returns (out [T, H], router_logits [T, E]), without the latter if skip_router_logits; with residual
     [B, S, H] also inp + residual [T, H]. None means the default for router_act_fn,
@@ -135,8 +144,10 @@ def moe_block_tkg(
         shared_expert_down_bias,
     )
     check_shared(shared)
+    check_layouts(inp_layout, outp_layout, is_all_expert_dynamic and shared.up is not None)
     n_prgs, core = get_verified_program_sharding_info("moe_block_tkg", (0, 1), 2)[1:]
-    tokens = normalized(inp, residual, gamma, eps, hidden_actual, core, shared_expert_up_w is not None)
+    in_rows = is_all_expert_dynamic or shared_expert_up_w is not None
+    tokens = normalized(inp, residual, gamma, eps, hidden_actual, core, in_rows)
     router = BlockRouting(
         RouterActFnType.SIGMOID if router_act_fn is None else router_act_fn,
         top_k,
@@ -162,7 +173,7 @@ def moe_block_tkg(
         )[0].reshape(tokens.rows.shape)
     scaling = expert_affinities_scaling_mode
     p = MoEParameters(
-        tokens.tile if tokens.tile is not None else tokens.rows,
+        tokens.rows if is_all_expert_dynamic or tokens.tile is None else tokens.tile,
         expert_gate_up_weights,
         expert_down_weights,
         routed.affinities,
@@ -181,11 +192,13 @@ def moe_block_tkg(
         Linear(None, upper=up_clamp_upper_limit, lower=up_clamp_lower_limit),
         inp.dtype,
         False,
-        MoEBlockIOLayout.B_S_H,
+        outp_layout,
         None,
         dtype_mode,
     )
-    results = [experts_of(p, n_prgs, core, addend)]
+    if is_all_expert_dynamic:
+        check_dynamic(p, block_size)
+    results = [experts_of(p, n_prgs, core, addend, block_size or 0 if is_all_expert_dynamic else 0)]
     if not skip_router_logits:
         results.append(routed.logits)
     if residual is not None:

@@ -12,7 +12,7 @@ import nki.language as nl
 from nkilib.core.mlp.rows import rms_norm
 from nkilib.core.subkernels.norm_layouts import check_norm, normalized_tiles
 from nkilib.core.subkernels.rmsnorm_tkg import rmsnorm_tkg_ref
-from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, not_built
 from nkilib.core.utils.kernel_helpers import get_program_sharding_info, is_hbm_buffer
 from nkilib.core.utils.mx_layout import LANES, QUADRANT, TILE
 from nkilib.core.utils.mx_rows import check_mx, element_dtype
@@ -35,6 +35,7 @@ def rmsnorm_mx_quantize_tkg(
     output_residual: Tensor | None = None,
     eps: float = 1e-6,
     hidden_actual: int | None = None,
+    is_static_mx: bool = False,
 ) -> tuple:
     """output = RMSNorm(input + residual) * gamma, and the same numbers as MX in output_quant, output_scale.
 
@@ -45,7 +46,8 @@ def rmsnorm_mx_quantize_tkg(
     left as they are. output_residual [T, H] receives the sum that is normalised. hidden_actual counts the
     columns that are not padding. Outputs are in SBUF, where every core has all of them, or in HBM.
     Returns (output, output_quant, output_scale), with a residual output_residual too. The original has no
-    page; arguments and layouts are those that its published test uses.
+    page; arguments and layouts are those that its published test uses. is_static_mx is named in the release
+    notes alone, and refused.
 
     >>> import os
     >>> os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn3"
@@ -56,6 +58,8 @@ def rmsnorm_mx_quantize_tkg(
     >>> float(result[0].min()), result[2][:5, 0, 0].tolist()
     (1.0, [120, 120, 120, 120, 0])
     """
+    if is_static_mx:
+        not_built("is_static_mx", "no public text describes static scales of this kernel")
     check_mx("rmsnorm_mx_quantize_tkg")
     check_norm(input, gamma, output)
     check_words(input, output, output_quant, output_scale, residual, output_residual, hidden_actual)

@@ -15,13 +15,13 @@ def test_compiles_and_the_example_runs():
     compiles_and_example_runs(attention_bwd)
 
 
-def visible(tokens, causal=False, window=None, bounds=None):
-    i = np.arange(tokens)
-    seen = np.ones((tokens, tokens), bool)
+def visible(tokens, causal=False, window=None, bounds=None, keys=None, offset=0):
+    i, query = np.arange(keys or tokens), np.arange(tokens)[:, None] + offset
+    seen = np.ones((tokens, len(i)), bool)
     if causal:
-        seen &= i <= i[:, None]
+        seen &= i <= query
     if window is not None and window > 0:
-        seen &= i > i[:, None] - window
+        seen &= i > query - window
     if bounds is not None:
         seen &= (i >= bounds[0][:, None]) & (i < bounds[1][:, None])
     return seen
@@ -47,7 +47,8 @@ def packed(*lengths):
 
 def call(batch=1, heads=2, keys=1, size=16, tokens=256, dtype="float32", sinks=None, bounds=None, **options):
     """A call of the kernel with what a forward would give it."""
-    shapes = {"q_ref": (batch, heads, size, tokens), "k_ref": (batch, keys, size, tokens)}
+    length = options.pop("length", tokens)
+    shapes = {"q_ref": (batch, heads, size, tokens), "k_ref": (batch, keys, size, length)}
     shapes |= {"v_ref": shapes["k_ref"], "dy_ref": shapes["q_ref"]}
     given = {name: random(shape, dtype, seed) for seed, (name, shape) in enumerate(shapes.items())}
     if sinks is not None:
@@ -78,6 +79,8 @@ def leaves(arguments):
         arguments.get("use_causal_mask", False),
         arguments.get("sliding_window"),
         None if bounds[0] is None else bounds,
+        arguments["k_ref"].shape[3],
+        int(arguments.get("cp_offset", np.zeros(1))[0]),
     )
     return given
 
@@ -86,12 +89,15 @@ def gradients(**arguments):
     given = leaves(arguments)
     attend(**given)[0].backward(torch.tensor(arguments["dy_ref"].astype(np.float64)))
     found = [given[name].grad.numpy() for name in ("q", "k", "v")]
+    if arguments.get("transpose_dv"):
+        found[2] = found[2].swapaxes(2, 3)
     if arguments.get("sinks_ref") is not None:
         found.append(given["sinks"].grad.numpy().reshape(arguments["sinks_ref"].shape))
     return found
 
 
 CAUSAL = {"use_causal_mask": True}
+OFFSET = np.array([200], np.int32)
 CASES = [
     Option("basic"),
     Option("causal", call(**CAUSAL)),
@@ -106,6 +112,13 @@ CASES = [
     Option("scale", call(softmax_scale=0.7)),
     Option("packed", call(bounds=packed(100, 156), **CAUSAL)),
     Option("packed-unmasked", call(tokens=384, bounds=packed(127, 129, 128))),
+    Option("transposed-dv", call(transpose_dv=True, **CAUSAL)),
+    Option("transposed-dv-wide", call(size=160, heads=1, transpose_dv=True)),
+    Option("more-keys", call(tokens=128, length=384)),
+    Option("fewer-keys", call(tokens=256, length=128, **CAUSAL)),
+    Option("offset", call(tokens=128, length=384, cp_offset=OFFSET, **CAUSAL)),
+    Option("offset-window", call(tokens=128, length=384, cp_offset=OFFSET, sliding_window=90, **CAUSAL)),
+    Option("offset-0", call(cp_offset=0 * OFFSET, **CAUSAL)),
     Option("wide-head", call(size=160, heads=1, **CAUSAL)),
     Option("256-channels", call(size=256, heads=1, tokens=128)),
     Option("bfloat16", call(dtype="bfloat16", **CAUSAL), tolerance=2e-2),
@@ -115,6 +128,9 @@ WRONG = refusals(
     q_ref=random((1, 2, 16, 200)), k_ref=random((1, 3, 16, 256)), v_ref=None, o_ref=random((1, 2))
 )
 WRONG += refusals(dy_ref=random((1, 1, 16, 256)), lse_ref=random((1, 2, 256)), sinks_ref=random((1, 3)))
+WRONG += refusals(cp_offset=OFFSET) + [
+    Option("refuses-two-offsets", CAUSAL | {"cp_offset": np.zeros(2, np.int32)}, "cp_offset")
+]
 WRONG += refusals(sliding_window=128, bound_min=packed(256)[0], q_ref__size=random((1, 2, 262, 256)))
 LONG = {
     name: np.zeros((1, 1, 128, 16384), np.float32) for name in ("q_ref", "k_ref", "v_ref", "o_ref", "dy_ref")
