@@ -35,8 +35,8 @@ ADDED = {  # release: {kernel: its new options}
         "attention_cte": "cp_striped_input skip_output_normalization",
         "blockwise_mm_bwd": "skip_grad_initialization blocking_params",
         "mlp": "mode mx_dummy_scale_hbm transposed_in transposed_out",
-        "moe_block_tkg": "expert_gate_up_input_scale expert_down_input_scale is_all_expert_dynamic block_size "
-        "inp_layout outp_layout",
+        "moe_block_tkg": "expert_gate_up_input_scale expert_down_input_scale is_all_expert_dynamic "
+        "block_size inp_layout outp_layout",
         "moe_cte": "gate_up_proj_scale down_proj_scale",
         "moe_tkg": "expert_gate_up_input_scale expert_down_input_scale input_dequant_scale "
         "all_to_all_v_strategy outp_layout",

@@ -295,8 +295,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, o: Tensor, dy: Tensor, lse: Tensor, s
         and (k.shape[0], k.shape[2]) == (batches, size)
         and k.shape[3] % PMAX == 0
         and heads % k.shape[1] == 0,
-        f"k_ref: got shape {tuple(k.shape)}, expected ({batches}, Hkv, {size}, Sk), Hkv a divisor of {heads}, "
-        f"Sk a multiple of {PMAX}",
+        f"k_ref: got shape {tuple(k.shape)}, expected ({batches}, Hkv, {size}, Sk), Hkv a divisor of {heads} "
+        f"and Sk a multiple of {PMAX}",
     )
     assert_shape(v, k.shape, "v_ref")
     assert_shape(o, q.shape, "o_ref")
