@@ -43,6 +43,12 @@ def test_kimi_token_by_token_is_as_near_to_float32_as_the_layer_in_bfloat16(exam
     assert ours < 1.2 * theirs < 0.02
 
 
+def test_gpt_oss_with_mxfp4_experts_finds_the_tokens_of_the_model(example, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    ours, theirs, hits = example("gpt_oss")["compare"](tokens=40)
+    assert ours < 0.08 and theirs < 0.08 and hits >= 4
+
+
 def test_both_directions_of_the_detector_equal_the_model(example):
     errors = example("deformable_detector")["compare"]()
     assert len(errors) == 18 and max(errors.values()) < 1e-5
