@@ -9,6 +9,7 @@ from nkilib.experimental.deepseek_v32.mla_attention_block_gather_decode import (
 )
 from nkilib.experimental.deepseek_v32.mla_decode_attention import mla_decode_attention
 from nkilib.experimental.deepseek_v32.mla_decode_qkv import mla_decode_qkv
+from nkilib.experimental.deepseek_v32.sparse_indexer import deepseek_v32_sparse_indexer
 
 from . import Case
 
@@ -105,6 +106,44 @@ def block(tokens: int, heads: int, rows: int) -> Case:
     )
 
 
-CASES = [qkv(16, 16), qkv(4, 32), gather(16, 16, 2048), gather(4, 32, 2048)]
+def indexer(tokens: int, slots: int, heads: int, k: int) -> Case:
+    """GpSimdE finds the largest scores of eight tokens at a time."""
+    rank = 1536
+    return Case(
+        "deepseek_v32_sparse_indexer",
+        f"{tokens} tokens, {heads} heads, {k} of {slots} slots",
+        deepseek_v32_sparse_indexer,
+        {
+            "hidden_states": bf16(tokens, HIDDEN),
+            "qr": bf16(tokens, rank),
+            "wq_b": TensorSpec((rank // 4, heads * 128), "uint32"),
+            "wq_b_scale": TensorSpec((rank // 32, heads * 128), "uint8"),
+            "wk": bf16(HIDDEN, 128),
+            "k_norm_weight": bf16(128),
+            "k_norm_bias": bf16(128),
+            "weights_proj": bf16(HIDDEN, heads),
+            "hadamard": bf16(128, 128),
+            "cos": bf16(tokens, 32),
+            "sin": bf16(tokens, 32),
+            "key_cache": bf16(tokens, 128, slots),
+            "positions": TensorSpec((tokens,), "int32"),
+            "index_topk": k,
+        },
+        hbm_bytes=2 * tokens * slots * (128 + 2) + rank * heads * 132 + 2 * HIDDEN * (128 + heads + tokens),
+        flops={"bfloat16": 2.0 * tokens * slots * heads * 128},
+        other=("GpSimd", 4 * slots / 1.2e3 * -(-tokens // 16)),
+        lnc=2,
+        platform="trn3",
+    )
+
+
+CASES = [
+    indexer(16, 8192, 64, 2048),
+    indexer(4, 16384, 64, 2048),
+    qkv(16, 16),
+    qkv(4, 32),
+    gather(16, 16, 2048),
+    gather(4, 32, 2048),
+]
 CASES += [block(16, 16, 2048), block(4, 32, 2048)]
 CASES += [router(16, 256, False), router(64, 256, True)]

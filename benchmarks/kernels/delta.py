@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from nki import TensorSpec
 from nkilib.experimental.attention.kda_tkg import kda_tkg
-from nkilib.experimental.gdn import gdn_cte, gdn_cte_bwd, gdn_tkg
+from nkilib.experimental.gdn import (
+    gdn_block_tkg,
+    gdn_conv1d_decode,
+    gdn_conv1d_prefill,
+    gdn_cte,
+    gdn_cte_bwd,
+    gdn_tkg,
+)
 
 from . import Case
 
@@ -58,5 +65,40 @@ def kimi(requests: int, heads: int) -> Case:
     return Case("kda_tkg", f"{requests} requests, {heads} heads", kda_tkg, given, moved, lnc=2)
 
 
+def convolution(channels: int, tokens: int) -> Case:
+    """TensorE passes each token for each of four taps."""
+    given = (spec(1, channels, tokens, dtype="bfloat16"), spec(channels, 4, dtype="bfloat16"))
+    label, moved = f"{channels} channels, {tokens} tokens bf16", 4 * channels * tokens
+    flops = {"bfloat16": 2.0 * 4 * SIZE * channels * tokens}
+    return Case("gdn_conv1d_prefill", label, gdn_conv1d_prefill, given, moved, flops, lnc=2)
+
+
+def convolved_token(requests: int, channels: int) -> Case:
+    state, row = spec(requests, channels, 4, dtype="bfloat16"), spec(requests, channels, dtype="bfloat16")
+    given = (row, state, spec(channels, 4, dtype="bfloat16"))
+    label, moved = f"{requests} requests, {channels} channels bf16", 2 * channels * (10 * requests + 4)
+    return Case("gdn_conv1d_decode", label, gdn_conv1d_decode, given, moved, lnc=2)
+
+
+def layer(requests: int, hidden: int, keys: int, heads: int) -> Case:
+    """A layer of Qwen 3.5: weights, and the states of the heads."""
+    channels, inner = (2 * keys + heads) * SIZE, heads * SIZE
+    shapes = ((requests, 1, hidden), (hidden, channels), (hidden, inner), (hidden, heads), (hidden, heads))
+    given = tuple(spec(*shape, dtype="bfloat16") for shape in shapes)
+    given += (spec(channels, 4, dtype="bfloat16"), spec(requests, channels, 4, dtype="bfloat16"))
+    given += (spec(heads), spec(heads), spec(SIZE), spec(requests, heads, SIZE, SIZE))
+    moved = 2 * hidden * (channels + inner + 2 * heads) + 16 * requests * channels
+    moved += requests * heads * 2 * STATE
+    label = f"{requests} requests x {hidden}, {keys} key and {heads} value heads"
+    return Case("gdn_block_tkg", label, gdn_block_tkg, given, moved, lnc=2)
+
+
 CASES = [prefill(4, 8, 2048), prefill(8, 16, 1024), gradient(2, 4, 512), gradient(4, 4, 1024)]
+CASES += [
+    convolution(8192, 2048),
+    convolution(4096, 1024),
+    convolved_token(16, 8192),
+    convolved_token(4, 4096),
+]
+CASES += [layer(8, 2048, 16, 32), layer(16, 4096, 8, 16)]
 CASES += [decode(8, 8), decode(4, 32), kimi(4, 16), kimi(4, 32)]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from nki import TensorSpec
 from nkilib.core.max import cascaded_max
 from nkilib.core.topk import create_rotational_topk_config, rotational_topk
-from nkilib.experimental.topk import create_gpsimd_topk_config, gpsimd_topk
+from nkilib.experimental.topk import (
+    chunked_topk,
+    create_chunked_topk_config,
+    create_gpsimd_topk_config,
+    gpsimd_topk,
+)
 
 from . import Case
 
@@ -45,6 +50,20 @@ def gpsimd(rows: int, columns: int, k: int, lnc: int) -> Case:
     )
 
 
+def chunked(rows: int, columns: int, k: int, lnc: int) -> Case:
+    config = create_chunked_topk_config((rows, columns), None, k, num_programs=lnc)
+    cycles = -(-rows // 8 // lnc) * (4 * columns + config.chunks * k)
+    return Case(
+        "chunked_topk",
+        f"{k} of {rows} x {columns} bf16",
+        chunked_topk,
+        (TensorSpec((rows, columns), "bfloat16"), config),
+        hbm_bytes=2 * rows * columns,
+        other=("GpSimd", cycles / GPSIMD_GHZ / 1e3),
+        lnc=lnc,
+    )
+
+
 def greedy(rows: int, columns: int, lnc: int) -> Case:
     return Case(
         "cascaded_max",
@@ -63,4 +82,5 @@ CASES = [
     rotational(16, 128256, 64, 1),
     rotational(64, 32000, 8, 2),
 ]
+CASES += [chunked(16, 201088, 64, 1), chunked(64, 201088, 256, 2)]
 CASES += [gpsimd(16, 64000, 64, 1), gpsimd(64, 32000, 256, 2)]

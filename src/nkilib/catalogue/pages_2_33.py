@@ -59,6 +59,34 @@ PAGES_2_33 = [
         "gdn-tkg", "experimental.gdn", "gdn_tkg", "2.33", also="gated deltanet linear attention qwen decode"
     ),
     CatalogueRow(
+        "gdn-block-tkg",
+        "experimental.gdn",
+        "gdn_block_tkg",
+        "2.33",
+        also="gated deltanet linear attention qwen decode layer",
+    ),
+    CatalogueRow(
+        "gdn-conv1d",
+        "experimental.gdn",
+        "gdn_conv1d_prefill gdn_conv1d_decode",
+        "2.33",
+        also="gated deltanet causal depthwise convolution qwen",
+    ),
+    CatalogueRow(
+        "chunked-topk",
+        "experimental.topk",
+        "chunked_topk create_chunked_topk_config ChunkedTopkConfig",
+        "2.33",
+        also="sampling top-k vocabulary logits",
+    ),
+    CatalogueRow(
+        "deepseek-v32-sparse-indexer",
+        "experimental.deepseek_v32.sparse_indexer",
+        "deepseek_v32_sparse_indexer DeepseekV32SparseIndexerOutput",
+        "2.33",
+        also="lightning indexer sparse attention dsa top-k decode",
+    ),
+    CatalogueRow(
         "kda-tkg",
         "experimental.attention.kda_tkg",
         "kda_tkg",

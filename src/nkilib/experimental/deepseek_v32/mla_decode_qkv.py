@@ -14,22 +14,21 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.mlp.decode import swap
-from nkilib.core.mlp.rows import castable, rms_norm
+from nkilib.core.mlp.rows import rms_norm
 from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import (
     div_ceil,
     get_verified_program_sharding_info,
     interleave_copy,
-    program_share,
 )
-from nkilib.core.utils.projection import BANK_COLUMNS, Activations, span_columns
-from nkilib.core.utils.projection_results import ColumnTerms, broadcast_row, project_into
+from nkilib.core.utils.projection import BANK_COLUMNS, Activations
+from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import like
 from nkilib.core.utils.transposes import bank_room, spread_rows
 from nkilib.core.utils.types import Tensor
+from nkilib.experimental.deepseek_v32.shared_products import project_columns, shared_sums
 from nkilib.experimental.misc.indexed_rows import rows_at
 
 HEADS_TOGETHER = 8  # whose part of w_uk is in SBUF at a time
@@ -88,7 +87,7 @@ def mla_decode_qkv(
     get_verified_program_sharding_info("mla_decode_qkv", (0, 1), 2)
     job = DecodeQkv(hidden_states, wq_a, wq_b, wkv_a, w_uk, kv_cache, eps)
     job.check_vectors(q_norm_w, kv_norm_w, cos, sin, slot_mapping)
-    sums = job.latents()
+    sums = shared_sums(hidden_states, (wq_a, wkv_a))
     normal = nl.ndarray((job.tokens, job.rank), nl.bfloat16, buffer=nl.sbuf)
     rms_norm(normal, sums[:, 0 : job.rank], job.row(q_norm_w), eps)
     angles = (load(cos, nl.float32), load(sin, nl.float32))
@@ -153,10 +152,7 @@ class DecodeQkv(nl.NKIObject):
         self.rank = wq_a.shape[1]
         assert_shape(wq_b, (self.rank, self.heads * (self.plain + self.rotated)), "wq_b")
         assert_shape(wkv_a, (self.hidden, self.latent + self.rotated), "wkv_a")
-        self.x = x
-        self.wq_a = wq_a
         self.wq_b = wq_b
-        self.wkv_a = wkv_a
         self.w_uk = w_uk
         self.cache = cache
         self.eps = eps
@@ -176,32 +172,6 @@ class DecodeQkv(nl.NKIObject):
     def row(self, vector: Tensor) -> Any:
         """Weights of a norm, in every partition."""
         return broadcast_row(vector.reshape((1, vector.size)), 0, vector.size, self.tokens)
-
-    def latents(self) -> Tensor:
-        """x [wq_a | wkv_a] in float32, [T, Q + L + R]; cores share the hidden dimension."""
-        steps = self.hidden // PMAX
-        shared = steps >= self.cores
-        first, end = program_share(steps) if shared else (0, steps)
-        columns = spread_rows([castable(load(self.x[:, first * PMAX : end * PMAX]), nl.bfloat16)])
-        part = Activations(columns, (end - first) * PMAX, first * PMAX, spread=end - first)
-        width = self.rank + self.latent + self.rotated
-        sums = nl.ndarray((self.tokens, width), nl.float32, buffer=nl.sbuf)
-        self.project(sums, self.rank, part, self.wkv_a, 0)
-        self.project(sums, 0, part, self.wq_a, 0)
-        if shared and self.cores == 2:
-            other, received = 1 - self.core, like(sums)
-            nisa.sendrecv(sums, received, other, other, pipe_id=0, dma_engine=nisa.dma_engine.dma)
-            nisa.tensor_tensor(sums, sums, received, nl.add)
-        return sums
-
-    def project(
-        self, rows: Tensor, at: int, part: Activations, weight: Tensor, first: int, columns: int | None = None
-    ) -> None:
-        """Columns first ... of x w, into columns `at` ... of rows."""
-        count = weight.shape[1] if columns is None else columns
-        for span in TiledRange(count, span_columns(part, weight)):
-            start = span.start_offset
-            project_into([rows], at + start, [part], weight, ColumnTerms(), first + start, span.size)
 
     def write_row(self, sums: Tensor, weight: Tensor, angles: tuple, slots: Tensor) -> None:
         """The rows of the cache; one core writes them."""
@@ -230,7 +200,7 @@ class DecodeQkv(nl.NKIObject):
             width = self.plain + self.rotated
             part = Activations(spread_rows([normal]), self.rank, 0, spread=self.rank // PMAX)
             rows = nl.ndarray((self.tokens, count * width), nl.bfloat16, buffer=nl.sbuf)
-            self.project(rows, 0, part, self.wq_b, first * width, count * width)
+            project_columns(rows, 0, part, self.wq_b, first * width, count * width)
             by_head = rows.reshape_dim(1, (count, width))
             turned = nl.ndarray((self.tokens, count, self.rotated), nl.bfloat16, buffer=nl.sbuf)
             rotate_pairs(turned, by_head[:, :, self.plain :], angles)

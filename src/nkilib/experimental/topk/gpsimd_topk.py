@@ -82,17 +82,22 @@ def gpsimd_topk(inp: Tensor, config: GpsimdTopkConfig) -> tuple:
     first, end = program_share(config.rows)
     for block in TiledRange(end - first, PMAX):
         rows = (first + block.start_offset, first + block.end_offset)
-        found, places = top_of_block(inp[rows[0] : rows[1]], config.k)
-        if config.sorted:
-            found, order = largest(found, config.k)
-            picked = nl.ndarray(order.shape, nl.float32, buffer=nl.sbuf)
-            nisa.nc_n_gather(picked, places, order)
-            places = picked
+        find = sorted_top if config.sorted else top_of_block
+        found, places = find(inp[rows[0] : rows[1]], config.k)
         store(values[rows[0] : rows[1]], found[:, 0 : config.k])
         chosen = nl.ndarray((block.size, config.k), nl.int32, buffer=nl.sbuf)
         nisa.tensor_copy(chosen, places[:, 0 : config.k])
         nisa.dma_copy(index[rows[0] : rows[1]], chosen)
     return values, index
+
+
+def sorted_top(x: Tensor, k: int) -> tuple:
+    """top_of_block, the largest first."""
+    found, places = top_of_block(x, k)
+    found, order = largest(found, k)
+    picked = nl.ndarray(order.shape, nl.float32, buffer=nl.sbuf)
+    nisa.nc_n_gather(picked, places, order)
+    return found, picked
 
 
 def top_of_block(x: Tensor, k: int) -> tuple:
