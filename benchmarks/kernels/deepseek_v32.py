@@ -9,7 +9,9 @@ from nkilib.experimental.deepseek_v32.mla_attention_block_gather_decode import (
 )
 from nkilib.experimental.deepseek_v32.mla_decode_attention import mla_decode_attention
 from nkilib.experimental.deepseek_v32.mla_decode_qkv import mla_decode_qkv
+from nkilib.experimental.deepseek_v32.moe_cte import bwmm_block_mx
 from nkilib.experimental.deepseek_v32.sparse_indexer import deepseek_v32_sparse_indexer
+from nkilib.experimental.deepseekv32_mlp import mlp_deepseek_mx
 
 from . import Case
 
@@ -137,7 +139,67 @@ def indexer(tokens: int, slots: int, heads: int, k: int) -> Case:
     )
 
 
+def mlp(tokens: int, inner: int) -> Case:
+    """The MLP for prefill: packed MX rows, weights with a scale for 128 x 128 elements."""
+
+    def words(rows: int, columns: int) -> TensorSpec:
+        return TensorSpec((rows // 4, columns), "float8_e4m3fn_x4")
+
+    def scales(rows: int, columns: int) -> TensorSpec:
+        return TensorSpec((rows // 128, columns // 128), "uint8")
+
+    given = {
+        "hidden_tensor": TensorSpec((1, tokens, HIDDEN + 512), "float8_e4m3fn"),
+        "gate_proj_weights_tensor": words(HIDDEN, inner),
+        "up_proj_weights_tensor": words(HIDDEN, inner),
+        "down_proj_weights_tensor": words(inner, HIDDEN),
+        "gate_w_scale": scales(HIDDEN, inner),
+        "up_w_scale": scales(HIDDEN, inner),
+        "down_w_scale": scales(inner, HIDDEN),
+        "compact_scales": True,
+    }
+    return Case(
+        "mlp_deepseek_mx",
+        f"{tokens}x{HIDDEN}, {inner} inner",
+        mlp_deepseek_mx,
+        given,
+        hbm_bytes=3 * HIDDEN * inner + 3 * tokens * HIDDEN,
+        flops={"mxfp8": 6.0 * tokens * HIDDEN * inner},
+        lnc=2,
+        platform="trn3",
+    )
+
+
+def experts(tokens: int, inner: int, count: int, blocks: int) -> Case:
+    """Blocks of 256 tokens, MXFP8 weights of each expert."""
+    hidden, size = 2048, 256
+    tiles = inner // 512
+    return Case(
+        "bwmm_block_mx",
+        f"{blocks} blocks of {size} x {hidden}, {inner} inner, {count} experts",
+        bwmm_block_mx,
+        {
+            "hidden_states": bf16(tokens, hidden),
+            "expert_affinities_masked": TensorSpec((tokens * count, 1), "float32"),
+            "gate_up_proj_weight": TensorSpec((count, 128, 2, hidden // 512, inner), "float8_e4m3fn_x4"),
+            "down_proj_weight": TensorSpec((count, 128, tiles, hidden), "float8_e4m3fn_x4"),
+            "token_position_to_id": TensorSpec((blocks * size,), "int32"),
+            "block_to_expert": TensorSpec((blocks, 1), "int32"),
+            "gate_up_proj_scale": TensorSpec((count, 16, 2, hidden // 512, inner), "uint8"),
+            "down_proj_scale": TensorSpec((count, 16, tiles, hidden), "uint8"),
+            "block_size": size,
+        },
+        hbm_bytes=3 * hidden * inner * blocks + 6 * blocks * size * hidden,
+        flops={"mxfp8": 6.0 * blocks * size * hidden * inner},
+        platform="trn3",
+    )
+
+
 CASES = [
+    mlp(2048, 512),
+    mlp(512, 2048),
+    experts(1024, 512, 4, 6),
+    experts(512, 1024, 4, 4),
     indexer(16, 8192, 64, 2048),
     indexer(4, 16384, 64, 2048),
     qkv(16, 16),

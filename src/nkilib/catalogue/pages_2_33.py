@@ -82,7 +82,7 @@ PAGES_2_33 = [
     CatalogueRow(
         "deepseek-v32-sparse-indexer",
         "experimental.deepseek_v32.sparse_indexer",
-        "deepseek_v32_sparse_indexer DeepseekV32SparseIndexerOutput",
+        "deepseek_v32_sparse_indexer",
         "2.33",
         also="lightning indexer sparse attention dsa top-k decode",
     ),
@@ -99,6 +99,20 @@ PAGES_2_33 = [
         "deepseek_v3_router RouterOutputs",
         "2.33",
         also="mixture of experts gate noaux_tc group limited decode",
+    ),
+    CatalogueRow(
+        "mlp-deepseek-mx",
+        "experimental.deepseekv32_mlp",
+        "mlp_deepseek_mx",
+        "2.33",
+        also="mxfp8 gated mlp shared experts swiglu prefill",
+    ),
+    CatalogueRow(
+        "bwmm-block-mx",
+        "experimental.deepseek_v32.moe_cte",
+        "bwmm_block_mx",
+        "2.33",
+        also="mixture of experts mxfp4 mxfp8 blockwise prefill",
     ),
     CatalogueRow(
         "mla-decode-qkv",

@@ -24,10 +24,16 @@ SLAB_BYTES = 12 * 1024  # of scales in each partition that are in SBUF at a time
 
 
 def block_weights(
-    name: str, words: Tensor, scales: Tensor, size: int, columns: int, words_name: str = ""
+    name: str,
+    words: Tensor,
+    scales: Tensor,
+    size: int,
+    columns: int,
+    words_name: str = "",
+    scale_name: str = "",
 ) -> MxWeights:
     """Check weights [size / 4, columns] and their scales `name`_scale_hbm; return them by tiles."""
-    words_name, scale_name = words_name or f"{name}_hbm", f"{name}_scale_hbm"
+    words_name, scale_name = words_name or f"{name}_hbm", scale_name or f"{name}_scale_hbm"
     kernel_assert(
         size % TILE == 0, f"{words_name}: got a contraction of {size}, MX takes multiples of {TILE}"
     )

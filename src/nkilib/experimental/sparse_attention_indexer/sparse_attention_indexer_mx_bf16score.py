@@ -154,7 +154,9 @@ def check_cache(cache: Tensor, mask: Tensor, batches: int, tokens: int, end: int
     kernel_assert(end <= MAX_COLUMNS, f"mask: got {end} keys, allowed are at most {MAX_COLUMNS}")
 
 
-def mx_weights(name: str, words: Tensor, scales: Tensor | None, size: int, columns: int) -> MxWeights:
+def mx_weights(
+    name: str, words: Tensor, scales: Tensor | None, size: int, columns: int, scale_name: str = ""
+) -> MxWeights:
     """Weights [size / 4, columns] by tiles, with scales [size / 32, columns] or without."""
     packed = as_words(name, words)
     assert_shape(packed, (size // LANES, columns), name)
@@ -162,7 +164,7 @@ def mx_weights(name: str, words: Tensor, scales: Tensor | None, size: int, colum
     by_tile = packed.reshape_dim(0, (tiles, PMAX)).permute((1, 0, 2))
     if scales is None:
         return MxWeights(by_tile)
-    assert_shape(scales, (size // LANES // GROUP, columns), f"{name}_scale")
+    assert_shape(scales, (size // LANES // GROUP, columns), scale_name or f"{name}_scale")
     return MxWeights(by_tile, scales.reshape_dim(0, (tiles, PMAX // GROUP)).permute((1, 0, 2)), True)
 
 

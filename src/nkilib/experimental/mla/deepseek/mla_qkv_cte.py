@@ -131,18 +131,18 @@ def mla_qkv_cte_kernel(
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def check_packed(x: Tensor) -> tuple[int, int, int]:
+def check_packed(x: Tensor, name: str = "x_hbm_mx") -> tuple[int, int, int]:
     """(B, S, H) of packed rows; the scales of H columns take a sixteenth of them, in blocks of 128."""
-    assert_tensors((("x_hbm_mx", x),))
+    assert_tensors(((name, x),))
     shape = tuple(x.shape)
-    kernel_assert(len(shape) == 3, f"x_hbm_mx: got shape {shape}, expected (B, S, H + scale columns)")
-    kernel_assert(x.dtype == nl.float8_e4m3fn, f"x_hbm_mx: got dtype {x.dtype}, expected float8_e4m3fn")
+    kernel_assert(len(shape) == 3, f"{name}: got shape {shape}, expected (B, S, H + scale columns)")
+    kernel_assert(x.dtype == nl.float8_e4m3fn, f"{name}: got dtype {x.dtype}, expected float8_e4m3fn")
     size = shape[2] // (TILE + PMAX // LANES) * TILE
     while size > 0 and size + scale_columns(size) > shape[2]:
         size = size - TILE
     kernel_assert(
         size > 0 and size + scale_columns(size) == shape[2],
-        f"x_hbm_mx: got rows of {shape[2]}, expected H + 128 ceil(H / 2048) with H a multiple of {TILE}",
+        f"{name}: got rows of {shape[2]}, expected H + 128 ceil(H / 2048) with H a multiple of {TILE}",
     )
     return shape[0], shape[1], size
 
