@@ -37,7 +37,12 @@ begun = time.process_time()
 shown = nki.show(stream)(x, {steps} // 5)
 seconds = time.process_time() - begun
 shown.save({page!r})
-print(shown.count, seconds, time.process_time() - begun - seconds, peak_bytes() / 2**30)
+writing = time.process_time() - begun - seconds
+begun = time.process_time()
+for number in range(1, shown.count, shown.count // 10):
+    shown.values(number)
+again = (time.process_time() - begun) / 10
+print(shown.count, seconds, writing, again, peak_bytes() / 2**30)
 """
 
 # In the page: milliseconds of single steps with their heat maps painted, the shortest first.
@@ -99,12 +104,14 @@ def renderer_bytes(browser):
 def rows(steps, opening):
     with tempfile.TemporaryDirectory() as folder:
         page = str(Path(folder) / "page.html")
-        count, seconds, writing, memory = map(float, alone(RECORD.format(steps=steps, page=page)).split())
+        figures = map(float, alone(RECORD.format(steps=steps, page=page)).split())
+        count, seconds, writing, again, memory = figures
         drawn, times, freeze, tab = in_browser(page)
         size = Path(page).stat().st_size / 2**20
     return [
         (f"{count:,.0f} steps: run and record; write", f"{seconds:.0f} s; {writing:.1f} s", ""),
-        ("memory of the run", f"{memory:.2f} GiB", ""),
+        ("values of a step, again from a checkpoint: mean of 10", f"{again:.2f} s", ""),
+        ("memory of the run", f"{memory:.2f} GiB", "1 GiB"),
         ("its page", f"{size:.1f} MiB", ""),
         ("its page: painted after", f"{drawn:.2f} s", opening),
         ("its page: step, median and slowest of 60", f"{times[30]:.0f} ms, {times[-1]:.0f} ms", "50 ms"),

@@ -22,8 +22,7 @@ def {name}(x):
     # nki: check x=float32[200,512]
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    for start in nl.affine_range((rows + nl.tile_size.pmax - 1) // nl.tile_size.pmax):
-        first = start * nl.tile_size.pmax
+    for first in range(0, rows, nl.tile_size.pmax):
         count = min(nl.tile_size.pmax, rows - first)
         tile = nl.ndarray((count, columns), dtype=x.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile, src=x[first : first + count, :])
@@ -48,11 +47,11 @@ def test_{name}(shape):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     np.testing.assert_allclose({name}(x), reference(x), rtol=1e-6)
 '''
-NEXT = """\
-next:
-  pytest test_{name}.py             is it right?
-  nki check {name}.py               would the compilers take it?
-  nki profile {name}.py:{name}      where would the time go?"""
+NEXT = {
+    "pytest test_{name}.py": "is it right?",
+    "nki check {name}.py": "would the compilers take it?",
+    "nki profile {name}.py:{name}": "where would the time go?",
+}
 
 
 def command_new(options: argparse.Namespace) -> int:
@@ -67,7 +66,10 @@ def command_new(options: argparse.Namespace) -> int:
     for file, text in files.items():
         file.write_text(text.format(name=name), encoding="utf-8")
         print(f"wrote {file}")
-    print(NEXT.format(name=name))
+    commands = {command.format(name=name): question for command, question in NEXT.items()}
+    print("next:")
+    for command, question in commands.items():
+        print(f"  {command:{max(map(len, commands))}}   {question}")
     return 0
 
 
