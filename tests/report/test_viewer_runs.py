@@ -129,7 +129,7 @@ def test_a_served_page_shows_the_values_of_every_step_in_full(chromium, served):
     page.on("console", lambda message: complaints.append(message.text))
     page.goto(f"http://127.0.0.1:{served.server_port}/#2")
     page.wait_for_selector("html[data-ready=yes]")
-    assert page.evaluate("viewer.run.mapOf(viewer.run.first[1]).exact") is False
+    assert page.evaluate("viewer.run.every") > 1  # the page itself holds no map of step 2
     while not page.evaluate("viewer.run.answers.size"):
         page.wait_for_timeout(20)
     page.evaluate("viewer.drawNow()")

@@ -1,11 +1,17 @@
 // A heat map: cells in colours, values under the pointer or by the arrow keys.
 
+const SHADES = 255; // on each side of zero
 const WIDTH = 236, MOST_HEIGHT = 124, LEAST_SIDE = 14, LARGEST_CELL = 26;
+
+/** A colour as ImageData holds it. */
+const pixel = (color) => new Uint32Array(new Uint8ClampedArray([...color, 255]).buffer)[0];
 
 /** Colours from cold through zero to warm; from zero on where no value is negative. */
 class Palette {
   constructor() {
     [this.cold, this.zero, this.warm, this.nan] = ["cold", "zero", "warm", "nan"].map(cssColor);
+    this.pixels = Uint32Array.from({ length: 2 * SHADES + 1 }, (_, i) => pixel(this.at((i - SHADES) / SHADES))); // of shares from -1 to 1
+    this.nanPixel = pixel(this.nan);
   }
 
   /** The colour of a share of the scale, from -1 to 1. */
@@ -93,19 +99,21 @@ class HeatMap {
   #paint(cells) {
     this.cells = cells;
     const { palette } = this;
-    let [low, high] = [Infinity, -Infinity];
-    cells.values.forEach((value, i) => {
-      if (cells.never[i] || !Number.isFinite(value)) return;
-      [low, high] = [Math.min(low, value), Math.max(high, value)];
-    });
-    if (low > high) [low, high] = [0, 0];
+    const { values, never } = cells;
+    let low = Infinity, high = -Infinity;
+    for (let i = 0; i < values.length; i++) {
+      if (never[i] || !Number.isFinite(values[i])) continue;
+      if (values[i] < low) low = values[i];
+      if (values[i] > high) high = values[i];
+    }
+    if (low > high) low = high = 0;
     const share = scaleOf(low, high);
     const image = new ImageData(this.across, this.down);
-    for (let i = 0; i < cells.values.length; i++) {
-      if (cells.never[i]) continue; // transparent: the hatching behind it shows
-      const value = cells.values[i];
-      const [r, g, b] = Number.isNaN(value) ? palette.nan : palette.at(Number.isFinite(value) ? share(value) : Math.sign(value));
-      image.data.set([r, g, b, 255], 4 * i);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let i = 0; i < values.length; i++) {
+      if (never[i]) continue; // transparent: the hatching behind it shows
+      const value = values[i];
+      pixels[i] = Number.isNaN(value) ? palette.nanPixel : palette.pixels[SHADES + Math.round(SHADES * Math.max(-1, Math.min(1, share(value))))];
     }
     this.canvas.getContext("2d").putImageData(image, 0, 0);
     this.canvas.after(this.#legend(low, high, share));

@@ -99,19 +99,19 @@ class Run {
 
 /** The cells of a heat map: numbers, NaN, and where nothing was ever written. */
 function readCells(buffer, start, width, size) {
-  const values = new Float64Array(size);
   const never = new Uint8Array(size);
-  const words = new Uint32Array(buffer, start, width === 8 ? 2 * size : width === 4 ? size : 0);
-  const halves = width === 2 ? new Uint16Array(buffer, start, size) : null;
-  const bits = new Uint32Array(1);
-  const single = new Float32Array(bits.buffer);
-  const doubles = width === 8 ? new Float64Array(buffer, start, size) : null;
+  if (width === 8) {
+    const words = new Uint32Array(buffer, start, 2 * size);
+    for (let i = 0; i < size; i++) never[i] = words[2 * i + 1] === 0xffffffff;
+    return { values: new Float64Array(buffer, start, size), never, exact: true };
+  }
+  const values = new Float32Array(size);
+  const bits = new Uint32Array(values.buffer);
+  const words = width === 4 ? new Uint32Array(buffer, start, size) : new Uint16Array(buffer, start, size);
+  const nothing = width === 4 ? 0xffffffff : 0xffff;
   for (let i = 0; i < size; i++) {
-    if (doubles) [values[i], never[i]] = [doubles[i], words[2 * i + 1] === 0xffffffff];
-    else {
-      bits[0] = halves ? halves[i] << 16 : words[i];
-      [values[i], never[i]] = [single[0], halves ? halves[i] === 0xffff : words[i] === 0xffffffff];
-    }
+    never[i] = words[i] === nothing;
+    bits[i] = width === 4 ? words[i] : words[i] << 16;
   }
   return { values, never, exact: width > 2 };
 }
