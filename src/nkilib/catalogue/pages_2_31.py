@@ -158,4 +158,11 @@ PAGES_2_31 = [
         "2.32",
         also="flash sdpa decode speculative paged mqa",
     ),
+    CatalogueRow(
+        "blockwise-mm-forward-mxfp8",
+        "experimental.moe_mxfp8.fwd",
+        "blockwise_mm_fwd_mxfp8 MXFP8MOECheckpointConfig",
+        "2.32",
+        also="mixture of experts training dropless",
+    ),
 ]

@@ -1,0 +1,1 @@
+"""Blockwise experts of training in MXFP8, forward and backward."""
