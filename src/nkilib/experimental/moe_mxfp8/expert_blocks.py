@@ -68,7 +68,7 @@ def direct_units(affinities: Tensor, tokens: int, block_size: int) -> list:
 
 def gather_tokens(table: Tensor, units: list) -> list:
     """The rows of each unit's tokens, [size, H] in HBM; padding has those of token 0."""
-    found = []
+    found: list = []
     for unit in units:
         if unit.valid_rows is None:
             start = len(found) * unit.size

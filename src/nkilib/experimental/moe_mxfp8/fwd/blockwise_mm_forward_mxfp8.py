@@ -180,11 +180,11 @@ def blockwise_mm_fwd_mxfp8(
             clear(columns, zero_tile(end - first, out.dtype))
         for i in range(len(units)):
             lhs = describe("down", TensorDescriptor(positions_of(middle, units[i]), None, False), fp8)
-            weight = describe("down_proj_weight", down.of(units[i]), fp8)
+            wide = describe("down_proj_weight", down.of(units[i]), fp8)
             rows = AddedRows(
                 columns, units[i], repeats, is_tensor_update_accumulating and i > 0, i * units[i].size
             )
-            multiply(lhs, [part_of(weight, first, end - first)], rows)
+            multiply(lhs, [part_of(wide, first, end - first)], rows)
             rows.store()
     saved = MXFP8MOECheckpointConfig() if checkpoint_config is None else checkpoint_config
     results = [out]
