@@ -45,13 +45,10 @@ CORES = (0, 1)
 
 @dataclass
 class MXFP8MOECheckpointConfig(nl.NKIObject):
-    """Which checkpoints the forward saves and returns.
+    """Which checkpoints the forward returns."""
 
-    save_gate_up_proj_act: gate and up before the activation. save_scaled_intermediate: silu(g) u affinity.
-    """
-
-    save_gate_up_proj_act: bool = True
-    save_scaled_intermediate: bool = True
+    save_gate_up_proj_act: bool = True  # gate and up before the activation, [N, 2, I, B]
+    save_scaled_intermediate: bool = True  # silu(g) * u * affinity, [N, I, B]
 
 
 @nki.jit
