@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import nki
-from nki.timing.compiler.stage import TRANSFORMATIONS
+from nki.timing.compiler.stage import TRANSFORMATIONS, Part
 
 
 class Case(NamedTuple):
@@ -28,7 +28,7 @@ class Case(NamedTuple):
             return nki.profile(self.kernel, target=self.target, uncertainty=uncertainty)(*self.arguments)
         with nki.options(target=self.target):
             program = self.kernel.trace(*self.arguments)
-        others = tuple(one.name for one in TRANSFORMATIONS if one.name not in self.only and not one.always)
+        others = tuple(one.name for one in TRANSFORMATIONS if one.name not in self.only and one.part is not Part.ANY)
         with nki.options(without=others):
             return replace(program, transformed=True).profile()
 

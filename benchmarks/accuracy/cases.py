@@ -75,6 +75,11 @@ def five_steps():
 
 
 TUTORIAL = "fused Mamba tutorial"
+PROFILER_US = 8  # what a profiler adds to a run, in the traces of attention
+
+
+def profiled_us(p):
+    return p.total_us + PROFILER_US
 
 
 def mambas():
@@ -90,7 +95,7 @@ def mambas():
         ("v3", 4096, 8192, 27800, 26260, "same source"),
     ]
     for version, channels, columns, total, vector, use in rows:
-        figures = [("total", "us", total, total_us)]
+        figures = [("total", "us", total, profiled_us)]
         if vector is not None:
             figures.append(("VectorE active", "us", vector, active_us("vector")))
         kernel = getattr(mamba, f"mamba_{version}")

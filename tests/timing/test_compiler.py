@@ -9,7 +9,7 @@ from benchmarks.accuracy import mamba
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.timing.compiler.stage import TRANSFORMATIONS
+from nki.timing.compiler.stage import TRANSFORMATIONS, Part
 from nki.timing.schedule import schedule
 from support import target
 
@@ -26,7 +26,7 @@ def timeline_of(body, platform="trn2", transformed=False):
 
 def mamba_timeline(kernel, channels, length):
     """The tutorial's compiler was older than that of the traces: of all it did, one thing is known."""
-    others = tuple(one.name for one in TRANSFORMATIONS if one.name != "repeats" and not one.always)
+    others = tuple(one.name for one in TRANSFORMATIONS if one.name != "repeats" and one.part is not Part.ANY)
     with target("trn1"):
         program = getattr(mamba, kernel).trace(*mamba.specs(channels, length))
     with nki.options(without=others):

@@ -16,7 +16,7 @@ import nki.language as nl
 from nki.errors import NkiError
 from nki.ir.effects import storages as storages_of
 from nki.timing.compiler.compilation import Compilation
-from nki.timing.compiler.stage import TRANSFORMATIONS, compiled, described
+from nki.timing.compiler.stage import TRANSFORMATIONS, Part, compiled, described
 from nki.timing.entries import SignatureNumbers
 from nki.timing.schedule import schedule
 from random_programs import outcome, rich_programs
@@ -33,7 +33,7 @@ def transformed(program, without=()):
         numbers = SignatureNumbers()
         last = first + program.length_of(core)
         found = Compilation(program.machine, numbers.entries(items, program.effects[first:last]), numbers)
-        changes.append(compiled(found, True, without))
+        changes.append(compiled(found, tuple(Part), without))
         cores.append(tuple(item.instruction for item in found.items))
         first = last
     known = dict.fromkeys([*program.storages, *(s for items in cores for s in storages_of(items))])
@@ -254,10 +254,12 @@ def test_scalar_engine_copies_products_and_vector_engine_those_it_would_be_late_
 def test_a_program_runs_as_written_unless_the_compiler_transforms_it():
     with target("trn2"):
         program = build([("products", 0, 0)]).trace(nki.TensorSpec(X.shape, "float32"))
-    names = {one.name for one in TRANSFORMATIONS if one.always}
+    names = {one.name for one in TRANSFORMATIONS if one.part is Part.ANY}
     assert set(schedule(program).plans[0].transformations) <= names
     done = schedule(replace(program, transformed=True)).plans[0].transformations
     assert done["merged-copies"] == 3
+    skipping = schedule(replace(program, transformed=True, skips_middle_end=True)).plans[0].transformations
+    assert "merged-copies" not in skipping and skipping["spread-copies"]
     assert ("merged-copies", "copies merged with others", 3) in described([done])
     with nki.options(without=("merged-copies",)):
         assert "merged-copies" not in schedule(replace(program, transformed=True)).plans[0].transformations

@@ -36,7 +36,7 @@ from .parser_values import (
     as_whole,
     check_views,
 )
-from .printer import FORMAT
+from .printer import COMPILER_FLAGS, FORMAT
 from .storage import Storage
 from .validation import validate
 
@@ -91,7 +91,7 @@ class Reader(ValueReader):
         super().__init__()
         self.given = constants
         self.name = ""
-        self.transformed = False
+        self.flags: dict[str, bool] = {}
         self.machine: Machine | None = None
         self.files: list[str] = []
         self.sources: dict[tuple[int, int], SourceLine] = {}
@@ -165,7 +165,7 @@ class Reader(ValueReader):
     def _statement(self, name: str, args: list, kwargs: dict) -> None:
         if name == "program":
             self.name, self.machine = as_name(args[0]), find(as_text(args[1]))
-            self.transformed = kwargs.get("transformed") is True
+            self.flags = {flag: kwargs.get(flag) is True for flag in COMPILER_FLAGS}
         elif name == "file":
             self.files.append(as_name(args[0]))
         elif name == "line":
@@ -320,5 +320,5 @@ class Reader(ValueReader):
             "schedule": tuple(self.schedule),
             "diagnostics": tuple(self.diagnostics),
             "trips": self.trips or None,
-            "transformed": self.transformed,
+            **self.flags,
         }

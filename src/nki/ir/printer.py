@@ -25,6 +25,7 @@ from .tree import is_record, record_fields
 from .view import View
 
 FORMAT = "# nki program 1"
+COMPILER_FLAGS = ("transformed", "skips_middle_end")  # of a program, written where they are set
 INDENT = "    "
 
 
@@ -46,8 +47,8 @@ class Listing:
         tail = list(self._tail())
         registers = [f"{name} = register({self.show(r._first)})" for r, name in self.registers.items()]
         yield FORMAT
-        transformed = ", transformed=True" if p.transformed else ""
-        yield f"program({json.dumps(p.name)}, {json.dumps(p.machine.name)}{transformed})"
+        flags = "".join(f", {name}=True" for name in COMPILER_FLAGS if getattr(p, name))
+        yield f"program({json.dumps(p.name)}, {json.dumps(p.machine.name)}{flags})"
         yield from (f"file({json.dumps(name)})" for name in self.files)
         for (file, number), (text, function) in self.sources.items():
             yield f"line({file}, {number}, {json.dumps(text)}, {json.dumps(function)})"

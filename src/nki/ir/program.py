@@ -44,6 +44,7 @@ class Program:
     diagnostics: tuple[Diagnostic, ...] = ()  # the warnings of the trace
     trips: Mapping[int, Sequence[int]] | None = None  # of each loop, where a run has counted them
     transformed: bool = False  # the device's compiler changes it (old API); the timing model follows
+    skips_middle_end: bool = False  # of that compiler: fewer changes
 
     # ---- reading ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ..ir.schedule_edges import declared
 from ..options import from_environment
 from ..progress import Progress
 from .compiler.compilation import Compilation
-from .compiler.stage import compiled
+from .compiler.stage import compiled, parts
 from .entries import SignatureNumbers
 from .operation import Operation
 from .operation_plan import OperationPlan
@@ -52,7 +52,7 @@ def plan(
         core_items = Compilation(program.machine, asked, numbers, _pinned(program, edges, core))
         if edit is not None:
             edit(core_items)
-        changes = compiled(core_items, program.transformed, from_environment().without)
+        changes = compiled(core_items, parts(program), from_environment().without)
         counted = core_items.items
         first += program.length_of(core)
         where = [item.at for item in counted]

@@ -88,20 +88,20 @@ def _unchanged(func: Any = None, **_: object) -> Any:
 
 enable_stack_allocator = force_auto_alloc = _unchanged
 
-_as_written: WeakSet[Any] = WeakSet()
+_skipping: WeakSet[Any] = WeakSet()
 
 
 def skip_middle_end_transformations(func: Any = None, **_: object) -> Any:
-    """A decorator for the compiler: the timing model takes the function as written."""
+    """A decorator for the compiler: only its back end changes the function, in the timing model too."""
     if func is None:
         return skip_middle_end_transformations
-    _as_written.add(getattr(func, "user", func))
+    _skipping.add(getattr(func, "user", func))
     return func
 
 
-def is_as_written(function: Any) -> bool:
+def skips_middle_end(function: Any) -> bool:
     """Return True if a kernel was decorated with `skip_middle_end_transformations`."""
-    return function in _as_written
+    return function in _skipping
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from nki.machine.memories import SHARED_HBM
 from .. import sessions
 from ..older_names import BenchmarkResult, Latency
 from . import state as run
-from .compiler import is_as_written
+from .compiler import skips_middle_end
 from .failures import failure
 from .regions import move
 from .tensor import Tensor, Whole
@@ -102,8 +102,9 @@ class OldKernel(Kernel):
         return replace(call, options=options, key=key)
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
-        """Return the program; the device's compiler transforms it, unless the kernel asks it not to."""
-        return replace(super().trace(*args, **kwargs), transformed=not is_as_written(self.user))
+        """Return the program; the device's compiler transforms it, less if the kernel skips its middle end."""
+        program = super().trace(*args, **kwargs)
+        return replace(program, transformed=True, skips_middle_end=skips_middle_end(self.user))
 
     def run(self, *args: Any, **kwargs: Any) -> Run:
         try:

@@ -66,10 +66,10 @@ def _copies_broadcast(items: Sequence[Entry], uses: TileItems, item: Entry) -> b
     if len(made) != 1 or not uses.written_once(out) or not uses.readers[out.storage]:
         return False
     product = items[made[0]].instruction
-    return _is_broadcast(product) and _same_call(product, instruction)
+    return _is_broadcast(product) and same_call(product, instruction)
 
 
-def _same_call(one: Instruction, other: Instruction) -> bool:
+def same_call(one: Instruction, other: Instruction) -> bool:
     a, b = one.site, other.site
     return a is not None and b is not None and a.key == b.key
 
