@@ -28,7 +28,9 @@ class Case(NamedTuple):
             return nki.profile(self.kernel, target=self.target, uncertainty=uncertainty)(*self.arguments)
         with nki.options(target=self.target):
             program = self.kernel.trace(*self.arguments)
-        others = tuple(one.name for one in TRANSFORMATIONS if one.name not in self.only and one.part is not Part.ANY)
+        others = tuple(
+            one.name for one in TRANSFORMATIONS if one.name not in self.only and one.part is not Part.ANY
+        )
         with nki.options(without=others):
             return replace(program, transformed=True).profile()
 

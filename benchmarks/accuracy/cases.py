@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from . import experiments, kernel_fusion, kiln, mamba
-from .case import Case, total_us
+from .case import Case
 from .experiments import length, packets, spacing, spec, tensor_rate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "matmul"))

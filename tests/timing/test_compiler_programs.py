@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -169,7 +170,66 @@ def test_1000_random_programs_compute_the_same():
         seen.update(check(steps))
 
     run()
-    assert seen >= {one.name for one in TRANSFORMATIONS} - {"engines", "broadcasts"}
+    assert seen >= {one.name for one in TRANSFORMATIONS} - {
+        "engines",
+        "broadcasts",
+        "casts",
+        "transposed-loads",
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("platform", ["trn1", "trn2"])
+def test_loads_of_columns_become_rows_and_transposes(platform, dtype):
+    def kernel(x):
+        out = nl.ndarray((64, 33), x.dtype, buffer=nl.shared_hbm)
+        matrix, column = tile((64, 32), x.dtype), tile((64, 1), x.dtype)
+        nisa.dma_copy(matrix, x[3:35, 5:69].permute((1, 0)))
+        nisa.dma_copy(column, x[0, :64].reshape((64, 1)))
+        nisa.dma_copy(out[:, :32], matrix)
+        nisa.dma_copy(out[:, 32:], column)
+        return out
+
+    with target(platform):
+        program = nki.jit(kernel).trace(nki.TensorSpec(X.shape, dtype))
+    other, (changes,) = transformed(program)
+    assert changes["transposed-loads"] == 2
+    assert [i.public for i in other.walk()].count("nc_transpose") == 2
+    data = X.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else X
+    np.testing.assert_array_equal(other.run(data), program.run(data))
+    assert "transposed-loads" not in transformed(program, ("transposed-loads",))[1][0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_cast_of_a_transpose_is_part_of_its_copy_on_trn1():
+    def kernel(x):
+        out = nl.ndarray((128, 128), nl.float32, buffer=nl.shared_hbm)
+        a = nl.load(x)
+        nl.store(out, nl.copy(nl.matmul(a, a), dtype=nl.float32))
+        return out
+
+    with target("trn1"):
+        program = nki.jit(kernel).trace(nki.TensorSpec((128, 128), "bfloat16"))
+    other, (changes,) = transformed(program)
+    assert changes["casts"] == 1
+    data = np.eye(128).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(other.run(data), program.run(data))
+
+
+def test_a_fill_that_is_overwritten_unread_is_left_out():
+    def kernel(x):
+        out = nl.ndarray((128, 256), nl.float32, buffer=nl.shared_hbm)
+        t = tile((128, 256))
+        nisa.memset(t, 7.0)
+        nisa.dma_copy(t, x)
+        nisa.dma_copy(out, t)
+        return out
+
+    with target("trn2"):
+        program = nki.jit(kernel).trace(nki.TensorSpec(X.shape, "float32"))
+    other, (changes,) = transformed(program)
+    assert changes["zeros"] == 1 and "memset" not in [i.public for i in other.walk()]
+    np.testing.assert_array_equal(other.run(X), X)
 
 
 @settings(max_examples=40, **UNHURRIED)

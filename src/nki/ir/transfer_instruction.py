@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.machine import Machine
@@ -62,6 +63,10 @@ class TransferInstruction(Instruction):
     def by_hardware(self) -> TransferInstruction | None:
         """Return it with descriptors that hardware makes; None if the compiler has no choice."""
         return None
+
+    def by_tensor_engine(self, machine: Machine) -> Sequence[Instruction]:
+        """Return a load of rows and their transpose on TensorE that do the same; nothing if there is none."""
+        return ()
 
     def wire(self, machine: Machine, cores: int) -> Wire | None:
         """Return its time on the link to other ranks, each with so many cores; None: it does not use it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from ..machine.memories import PSUM
 from . import enums, rules
 from .enums import SCALAR, SYNC, UNKNOWN, dge_mode, engine, member, oob_mode
 from .numerics import moves_bits, shaped
+from .transposed_load import rows_and_transpose
 
 SKIP = oob_mode.skip
 DGE = {dge_mode.swdge: "software", dge_mode.hwdge: "hardware", dge_mode.none: "static"}
@@ -184,6 +186,10 @@ class DmaCopy(DmaInstruction):
         new = copy(self)
         new.dge_mode = dge_mode.hwdge
         return new
+
+    def by_tensor_engine(self, machine: Machine) -> Sequence[Instruction]:
+        default = self.uses_default_dge() and self.src.indirection is None and self.dst.indirection is None
+        return rows_and_transpose(self, self.dst, self.src, machine) if default else ()
 
     def grouped(self) -> Instruction:
         return copy(self)

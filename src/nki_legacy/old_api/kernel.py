@@ -102,7 +102,7 @@ class OldKernel(Kernel):
         return replace(call, options=options, key=key)
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
-        """Return the program; the device's compiler transforms it, less if the kernel skips its middle end."""
+        """Return the program, which the device's compiler transforms: less if it skips the middle end."""
         program = super().trace(*args, **kwargs)
         return replace(program, transformed=True, skips_middle_end=skips_middle_end(self.user))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...ir.instruction import Instruction, MatmulInstruction
-from ...ir.liveness import Lifetime, live_bytes
+from ...ir.liveness import live_bytes
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.machine import Machine
@@ -88,11 +88,17 @@ def takes_psum(item: Entry, tile: Storage) -> bool:
 
 def live_banks(machine: Machine, uses: TileItems, length: int) -> np.ndarray:
     """Return how many PSUM banks are live at each item."""
-    lives = []
-    for storage in {*uses.writers, *uses.readers}:
-        if storage.buffer is PSUM:
-            where = [*uses.writers.get(storage, ()), *uses.readers.get(storage, ())]
-            lives.append((Lifetime(min(where), max(where)), -(-storage.pitch // machine.psum_bank_bytes)))
+    lives = [
+        (life, -(-tile.pitch // machine.psum_bank_bytes))
+        for tile, life in uses.lifetimes()
+        if tile.buffer is PSUM
+    ]
+    return live_bytes(lives, length + 1)
+
+
+def live_sbuf(machine: Machine, uses: TileItems, length: int) -> np.ndarray:
+    """Return how many bytes of a partition of SBUF are live at each item."""
+    lives = [(life, tile.taken(machine)) for tile, life in uses.lifetimes() if tile.buffer is SBUF]
     return live_bytes(lives, length + 1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ...ir.boxes import box, space_of
 from ...ir.caches import cached_property
 from ...ir.dependences import AccessHistory, Waits
+from ...ir.liveness import Lifetime
 from ...ir.rewriting import replace_storages, replace_views
 from ...ir.storage import Storage
 from ...ir.view import View
@@ -29,6 +30,13 @@ class TileItems:
             for view in item.done.seen:
                 if view.storage.on_chip:
                     self.readers[view.storage].append(number)
+
+    def lifetimes(self) -> Iterator[tuple[Storage, Lifetime]]:
+        """Yield each tile, from its first use to its last."""
+        for tile in {*self.writers, *self.readers}:
+            at = [*self.writers.get(tile, ()), *self.readers.get(tile, ())]
+            if at:
+                yield tile, Lifetime(min(at), max(at))
 
     def written_once(self, view: View) -> bool:
         """True when the view is all of an automatic tile that has no other writer."""

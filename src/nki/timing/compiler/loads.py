@@ -1,10 +1,10 @@
-"""Loads of bytes that SBUF still holds."""
+"""Loads of bytes that SBUF still holds, and loads of columns."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from ...ir.liveness import Lifetime, live_bytes
+from ...ir.liveness import live_bytes
 from ...ir.storage import Storage
 from ...ir.transfer_instruction import TransferInstruction
 from ...machine.memories import SBUF
@@ -42,6 +42,28 @@ def drop_loads(core: Compilation) -> int:
     return len(items) - len(left)
 
 
+def transpose_loads(core: Compilation) -> int:
+    """Load rows and transpose them on TensorE, where the kernel asks for columns of up to 128 x 128 elements.
+
+    Compiled convolutions of students (NEFF, trn1) load a bias of 128 partitions as one row, and have a
+    transpose on TensorE for it. Those that skip the middle end load it element by element.
+    """
+    left: list[Entry] = []
+    count = 0
+    for item in core.items:
+        load = item.instruction
+        parts = (
+            load.by_tensor_engine(core.machine)
+            if isinstance(load, TransferInstruction) and core.is_free(item) and not item.done.state
+            else ()
+        )
+        left += [core.numbers.replaced(item, part) for part in parts] or [item]
+        count += bool(parts)
+    if count:
+        core.items = left
+    return count
+
+
 def _is_load(core: Compilation, item: Entry) -> bool:
     """True when it copies HBM to all of an SBUF tile that nothing else writes."""
     done = item.done
@@ -55,11 +77,11 @@ def _is_load(core: Compilation, item: Entry) -> bool:
 
 def _peak_of_others(core: Compilation, loaded: set[Storage]) -> int:
     """Return the most bytes of a partition that tiles which are not loaded take at one time."""
-    uses, lives = core.uses, []
-    for tile in {*uses.writers, *uses.readers} - loaded:
-        if tile.buffer is SBUF:
-            at = [*uses.writers.get(tile, ()), *uses.readers.get(tile, ())]
-            lives.append((Lifetime(min(at), max(at)), tile.taken(core.machine)))
+    lives = [
+        (life, tile.taken(core.machine))
+        for tile, life in core.uses.lifetimes()
+        if tile.buffer is SBUF and tile not in loaded
+    ]
     return int(max(live_bytes(lives, len(core.items) + 1), default=0)) if lives else 0
 
 

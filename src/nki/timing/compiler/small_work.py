@@ -11,7 +11,7 @@ from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.memories import SBUF
 from ..entries import Entry
-from .broadcasts import live_banks
+from .broadcasts import live_banks, live_sbuf
 from .compilation import Compilation, waits
 from .placement import Placement
 
@@ -24,7 +24,7 @@ def merge_small_work(core: Compilation) -> int:
     In the traces of attention the last step of each row maximum and row sum, and the reciprocal, is one
     instruction for eight blocks of rows; the steps that need it wait for all eight. Where a block holds a
     bank of PSUM meanwhile it is four, half of the banks. Small is what costs no more than the shortest
-    interval.
+    interval. Where tiles exceed SBUF, more of them at one time would cost more spills: nothing is merged.
     """
     if any(item.done.state or item.done.registers_read or item.done.registers_written for item in core.items):
         return 0
@@ -57,7 +57,10 @@ def _groups(core: Compilation) -> Iterator[list[int]]:
         if _is_small(core, item):
             lines[item.instruction.site.key, item.signature].append(number)  # type: ignore[union-attr]
     banks = live_banks(core.machine, core.uses, len(core.items)) if lines else ()
+    taken = live_sbuf(core.machine, core.uses, len(core.items)) if lines else ()
     for loop in _loops(sorted(lines.values())):
+        if any(taken[number] > core.machine.sbuf_usable_bytes for numbers in loop for number in numbers):
+            continue
         held = max((int(banks[number]) for numbers in loop for number in numbers), default=0)
         most = MOST_TOGETHER if held == 0 else max(1, core.machine.psum_banks // 2 // held)
         for numbers in loop:

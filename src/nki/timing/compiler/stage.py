@@ -42,10 +42,15 @@ class Transformation(NamedTuple):
 
 
 TRANSFORMATIONS = (
-    Transformation("tiles", "tiles of their own for values that overwrite others", tiles.rename_tiles, Part.BACK_END),
-    Transformation("zeros", "zeros in PSUM left out", tiles.drop_zeros, Part.BACK_END),
+    Transformation(
+        "tiles", "tiles of their own for values that overwrite others", tiles.rename_tiles, Part.BACK_END
+    ),
+    Transformation("zeros", "fills left out", tiles.drop_zeros, Part.BACK_END),
     Transformation("casts", "casts of transposes within PSUM left out", tiles.drop_casts, Part.ANY),
-    Transformation("loads", "loads left out, since SBUF still holds the data", loads.drop_loads, Part.BACK_END),
+    Transformation(
+        "loads", "loads left out, since SBUF still holds the data", loads.drop_loads, Part.BACK_END
+    ),
+    Transformation("transposed-loads", "loads of columns done by TensorE", loads.transpose_loads),
     Transformation("repeats", "instructions left out that repeat others", repeats.drop_repeats),
     Transformation("broadcasts", "broadcasts read in PSUM", broadcasts.read_broadcasts_in_psum, Part.ANY),
     Transformation("psum-reads", "copies left out, since their readers read PSUM", copies.read_in_psum),

@@ -41,15 +41,29 @@ def _version(tile: Storage) -> Storage:
 
 
 def drop_zeros(core: Compilation) -> int:
-    """Leave out zeros in PSUM that only matmuls add to: the first matmul overwrites.
+    """Leave out zeros in PSUM that only matmuls add to, since the first overwrites, and fills left unread.
 
     None of ten device traces of attention kernels has a memset, though the kernels ask for one for every
-    block of rows (compiler 2.23, trn2).
+    block of rows (compiler 2.23, trn2). A student's compiled convolution (NEFF) has none for the zeros in
+    SBUF that its loads overwrite.
     """
-    gone = {number for number, item in enumerate(core.items) if item.done.writes and _is_start(core, number)}
+    gone = {
+        number
+        for number, item in enumerate(core.items)
+        if item.done.writes and (_is_unread(core, number) or _is_start(core, number))
+    }
     if gone:
         core.items = [item for number, item in enumerate(core.items) if number not in gone]
     return len(gone)
+
+
+def _is_unread(core: Compilation, number: int) -> bool:
+    """True for a fill of a whole tile that nothing reads."""
+    item, uses = core.items[number], core.uses
+    out = item.done.writes[0]
+    if not isinstance(item.instruction.meaning(core.machine), Fill) or not core.is_free(item):
+        return False
+    return out.on_chip and uses.written_once(out) and not uses.readers[out.storage]
 
 
 def _is_start(core: Compilation, number: int) -> bool:
@@ -80,9 +94,9 @@ def _is_start(core: Compilation, number: int) -> bool:
 def drop_casts(core: Compilation) -> int:
     """Let readers of a transpose read what TensorE wrote, where one call also casts that within PSUM.
 
-    On trn1 TensorE writes a transpose as float32. The cast back is part of the copy that takes it out of PSUM: a
-    student's convolution with an nl.matmul in float16 takes 1,060 us on trn1, and two copies for each transpose
-    alone 1,800.
+    On trn1 TensorE writes a transpose as float32. The cast back is part of the copy that takes it out of
+    PSUM: a student's convolution with an nl.matmul in float16 takes 1,060 us on trn1, while two copies for
+    each transpose would take 1,800 alone.
     """
     now: dict[Storage, Storage] = {}
     gone: set[int] = set()
