@@ -162,3 +162,16 @@ def test_a_long_profile_is_shown_in_plain_text(written):
     figures = device_trace.compared(device, device)
     assert "2,000" in plain(device_report.terminal(figures, "kernel"))
     assert np.isclose(figures["total_us"]["device"], 20.0, atol=0.1)
+
+
+def test_triggers_of_hardware_descriptors_are_instructions_of_their_engine():
+    def kernel(x):
+        tile = nl.ndarray((128, 512), nl.float32)
+        nisa.dma_copy(tile, x, dge_mode=nisa.dge_mode.hwdge)
+        nisa.dma_copy(x, tile, dge_mode=nisa.dge_mode.hwdge)
+
+    with target("trn2"):
+        timeline = nki.jit(kernel).trace(nki.TensorSpec((128, 512), "float32")).profile().timeline
+    found = device_trace.modelled(timeline).instructions
+    (load,), (store,) = found["sync", "DMA_DIRECT2D"], found["scalar", "DMA_DIRECT2D"]
+    assert load.start < store.start and load.ns == store.ns > 0

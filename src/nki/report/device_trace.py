@@ -157,7 +157,7 @@ def modelled(timeline: Timeline) -> RunEvents:
             packets[queue] += [one] * parts
             if transfer.mode == "hardware":  # ScalarE triggers stores, SyncE loads
                 engine = "scalar" if _is_store(op) else "sync"
-                trigger = Event(transfer.triggered_ns, transfer.issue_ns)
+                trigger = Event(core.triggered[op.index], transfer.issue_ns)
                 instructions[engine, "DMA_DIRECT2D"].append(trigger)
         instructions["scalar", "ACT_TABLE_LOAD"] += [Event(a, b - a) for a, b, _ in core.table_loads]
     return RunEvents({key: some for key, some in instructions.items() if some}, packets)
