@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.reference.blas import one_blas_thread
-from ..backends.reference.collector import fewer_collections
+from ..backends.reference.collector import fewer_collections, no_collections
 from ..check.capacity import capacity_of_run
 from ..check.whole_program import findings
 from ..ir.items import Diagnostic
@@ -85,9 +85,10 @@ def _run_traced(call: Call) -> Run:
 def trace_call(call: Call, has_data: bool) -> Traced:
     """Run the kernel's Python without executing instructions."""
     kernel = call.kernel
-    with Launch(
+    launch = Launch(
         call.machine, call.options, kernel.grid, "trace", has_data=has_data, silenced=call.silenced
-    ) as launch:
+    )
+    with no_collections(), launch:  # a trace keeps what it makes
         try:
             transfer, results = _run_python(call, launch)
         except Exception:

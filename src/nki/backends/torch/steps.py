@@ -18,6 +18,7 @@ from ..fused.tiles import Untrackable
 from ..fused.tracking import Node, Tracker
 from ..fused.values import SSAValue
 from ..lowered import UNPLANNED, Lowered
+from ..reference.collector import no_collections
 from .batches import Batch, DeviceStep
 from .gemms import BatchedGemm, share_factors
 from .placement import place
@@ -59,7 +60,8 @@ class DevicePlan:
 def device_plan_of(lowered: Lowered) -> DevicePlan | Refused:
     """Return the steps of a program on a device, or why it has none."""
     try:
-        return _planned(lowered)
+        with no_collections():
+            return _planned(lowered)
     except Refused as why:
         return Refused(*why.args)  # without its traceback, which refers to the program
 
