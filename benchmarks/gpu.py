@@ -64,7 +64,7 @@ def run():
             rows.append(
                 (f"  its relative error to cuBLAS ({torch.cuda.get_device_name()})", f"{error:.1e}", "")
             )
-    return rows + attention(torch) + projections(torch)
+    return rows + attention(torch) + projections(torch) + experts(torch)
 
 
 def projections(torch, tokens=4096, hidden=4096, inner=3584):
@@ -94,6 +94,57 @@ def projections(torch, tokens=4096, hidden=4096, inner=3584):
             rows.append((label, f"{warm / bare:.2f}x", "1.5x" if dtype == torch.bfloat16 else ""))
         rows += where_time_goes(torch, own)
     return rows
+
+
+def experts(torch, tokens=4096, hidden=2048, inner=1024, count=8, chosen=2, block=512):
+    """Time `moe_cte` in bfloat16 against the same in PyTorch, expert by expert."""
+    from nkilib.core.moe.moe_cte.moe_cte import moe_cte
+    from nkilib.core.moe.moe_cte.moe_cte_spec import MoECTEImplementation, MoECTESpec
+
+    def random(*shape):
+        return (torch.randn(shape, device="cuda") * 0.05).bfloat16()
+
+    x, affinities = random(tokens + 1, hidden), random((tokens + 1) * count, 1)
+    up, down = random(count, hidden, 2, inner), random(count, inner, hidden)
+    of_token = torch.rand(tokens, count).argsort(1)[:, :chosen]
+    of_expert = [(of_token == e).any(1).nonzero()[:, 0] for e in range(count)]
+    blocks = tokens * chosen // block + count
+    ids = torch.full((blocks, block), tokens, dtype=torch.int32)
+    owner = torch.full((blocks, 1), count, dtype=torch.int32)  # no expert's: such blocks are left out
+    used = 0
+    for e, those in enumerate(of_expert):
+        for part in those.split(block):
+            ids[used, : len(part)], owner[used] = part.int(), e
+            used += 1
+    ids, owner, of_expert = ids.reshape(-1).cuda(), owner.cuda(), [those.cuda() for those in of_expert]
+    spec = MoECTESpec(MoECTEImplementation.shard_on_block)
+
+    def own():
+        return moe_cte(x, affinities, up, down, ids, owner, block, spec)
+
+    def plain():
+        out = torch.zeros_like(x)
+        weight = affinities.reshape(-1, count)
+        for e, those in enumerate(of_expert):
+            both = x[those] @ up[e].reshape(hidden, -1)
+            middle = torch.nn.functional.silu(both[:, :inner]) * both[:, inner:]
+            out.index_add_(0, those, (middle @ down[e]) * weight[those, e, None])
+        return out
+
+    begin = time.perf_counter()
+    found, wanted = own(), plain()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - begin
+    assert found.is_cuda, "it went through the host"
+    error = ((found - wanted)[:-1].float().norm() / wanted[:-1].float().norm()).item()
+    settle(own)
+    warm, bare = milliseconds(torch, own), milliseconds(torch, plain)
+    label = f"moe_cte {tokens} tokens, {chosen} of {count} experts, bf16, warm / torch"
+    rows = [
+        (f"{label} ({bare:.2f} ms)", f"{warm / bare:.2f}x", "1.5x"),
+        ("  its first call", f"{first:.1f} s", ""),
+    ]
+    return [*rows, ("  its relative difference", f"{error:.1e}", ""), *where_time_goes(torch, own)]
 
 
 def attention(torch, heads=32, length=4096, width=128):

@@ -7,6 +7,7 @@ derived once for a Program, holds no values, and is shared by all executions.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from math import prod
 from typing import NamedTuple
 
@@ -87,6 +88,9 @@ def _flops(product: Instruction) -> int:
     return 2 * k * prod(m) * prod(n)
 
 
+_DERIVED = ("states", "outliving", "shared", "cores")  # from the items, when they are asked for
+
+
 class Lowered:
     """A Program as backends take it."""
 
@@ -97,6 +101,14 @@ class Lowered:
         self.diagnostics = program.diagnostics
         self._signatures: dict[int, Signature] = {}  # by the identity of an `access`, which is in the value
         self.parameters, self.constants, self.result = program.parameters, program.constants, program.result
+
+    def with_items(self, items: list[list[Item]]) -> Lowered:
+        """Return the same program with other items."""
+        found = copy(self)
+        for name in _DERIVED:
+            vars(found).pop(name, None)
+        found.items = items
+        return found
 
     # ---- facts for planning ----------------------------------------------------------------------
 

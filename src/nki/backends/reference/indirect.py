@@ -74,7 +74,7 @@ class IndexedRows:
         assert ind is not None
         self.view = view
         self.shape = tuple(view.shape)
-        self.table = _table(view)
+        self.table = table_of(view)
         ids = _down_the_partitions(index_values(ind.index))[: view.shape[0]]
         self.ids = ids if ind.scale else np.minimum(ids, 0)  # every index selects a broadcast row
         self.valid = (self.ids >= 0) & (self.ids < self.table.shape[0])
@@ -126,7 +126,7 @@ class IndexedRows:
         if memory.state == FULL:
             return memory.write(table)
         rows = np.unique(ids)
-        if table.shape[0] * table.strides[0] and self._is_disjoint():
+        if table.shape[0] * table.strides[0] and has_disjoint_rows(table):
             memory.write(table, where=rows)  # whole rows, none of them twice
             return memory.array(table)
         offsets = rows * table.strides[0]
@@ -137,17 +137,6 @@ class IndexedRows:
         memory.write(flat, where=offsets)
         return memory.array(table)
 
-    def _is_disjoint(self) -> bool:
-        """Return whether different indices select different bytes, and no row has a byte twice."""
-        table = self.table
-        reach = 1
-        for stride, count in sorted(zip(table.strides[1:], table.shape[1:], strict=True)):
-            if count > 1:
-                if stride < reach:
-                    return False
-                reach = stride * (count - 1) + reach
-        return table.strides[0] >= reach
-
     def has_duplicates(self) -> bool:
         ids = self.ids[self.valid]
         return len(np.unique(ids)) != len(ids)
@@ -157,14 +146,29 @@ class IndexedRows:
         return memory_of(self.view)
 
 
-def _table(view: View) -> View:
-    """Return a view of all that indices in bounds address: row i belongs to index i."""
+def table_of(view: View) -> View:
+    """Return a view of all HBM that indices in bounds address: row i belongs to index i.
+
+    A vector of indices selects rows of the view, a scalar one a place for the whole view.
+    """
     ind, width = view.indirection, view.dtype.itemsize
     assert ind is not None
-    room = view.storage.nbytes - view.offset * width - _reach(view, 1)
+    first = 1 if ind.kind == "vector" else 0
+    room = view.storage.nbytes - view.offset * width - _reach(view, first)
     count = max(0, room // ind.scale + 1) if ind.scale else 1
-    shape, strides = (count, *view.shape[1:]), (ind.scale // width, *view.strides[1:])
+    shape, strides = (count, *view.shape[first:]), (ind.scale // width, *view.strides[first:])
     return View(view.storage, view.offset, shape, strides, view.dtype)
+
+
+def has_disjoint_rows(table: View) -> bool:
+    """Return whether different indices select different bytes, and no row has a byte twice."""
+    reach = 1
+    for stride, count in sorted(zip(table.strides[1:], table.shape[1:], strict=True)):
+        if count > 1:
+            if stride < reach:
+                return False
+            reach = stride * (count - 1) + reach
+    return table.strides[0] >= reach
 
 
 def _down_the_partitions(ids: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ lanes         an array for the operands of many equal instructions, which numpy'
 functions     the table of numpy's functions on tensors, so that instructions are defined once for both
 grids         the operands of many equal instructions as one strided or gathered part of memory
 schedule      which instructions run together, and in what order
+indirect      moves by run-time indices as instructions that read these
 batches       equal instructions as one step, with their operands
 gemms         equal products as one step, with their factors
 placement     the order of the members of all steps, and the memory of their values

@@ -15,11 +15,11 @@ import numpy as np
 
 from ...errors import emit_warning
 from ...ir.engine_state import Accumulators, EngineState
-from ...machine import dtypes
 from ...machine.dtypes import f32
 from ...machine.machine import Machine
 from . import functions as functions  # fills the table
 from .batches import Batch
+from .indirect import convert
 from .lanes import Device, Lanes, Unsupported, held_as
 from .steps import DevicePlan
 
@@ -83,10 +83,7 @@ class InstructionRunner:
             source = source.transpose(tuple(order))
         source = source.reshape(target.shape)
         wanted, given = step.outputs[0][1].layout.dtype, step.reads[0][1].layout.dtype
-        if wanted is given:
-            target.tensor.copy_(source.tensor)
-        else:
-            dtypes.store(target, f32(source, given), wanted)  # type: ignore[arg-type]
+        convert(target, source, given, wanted)
 
     def _compute(self, step: Batch, reads: list[Lanes], outputs: list[Lanes]) -> None:
         instruction = step.node.instruction

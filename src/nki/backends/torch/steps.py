@@ -21,6 +21,7 @@ from ..lowered import UNPLANNED, Lowered
 from ..reference.collector import no_collections
 from .batches import Batch, DeviceStep
 from .gemms import BatchedGemm, share_factors
+from .indirect import with_indices
 from .placement import place
 from .schedule import LevelScheduler, Refused, groups
 
@@ -67,6 +68,7 @@ def device_plan_of(lowered: Lowered) -> DevicePlan | Refused:
 
 
 def _planned(lowered: Lowered) -> DevicePlan:
+    lowered = with_indices(lowered)
     for items in lowered.items:
         for item in items:
             if lowered.is_fence(item):
