@@ -132,12 +132,12 @@ def experts(torch, tokens=4096, hidden=2048, inner=1024, count=8, chosen=2, bloc
         return out
 
     begin = time.perf_counter()
-    found, wanted = own(), plain()
+    assert own().is_cuda, "it went through the host"
     torch.cuda.synchronize()
     first = time.perf_counter() - begin
-    assert found.is_cuda, "it went through the host"
-    error = ((found - wanted)[:-1].float().norm() / wanted[:-1].float().norm()).item()
     settle(own)
+    found, wanted = own(), plain()
+    error = ((found - wanted)[:-1].float().norm() / wanted[:-1].float().norm()).item()
     warm, bare = milliseconds(torch, own), milliseconds(torch, plain)
     label = f"moe_cte {tokens} tokens, {chosen} of {count} experts, bf16, warm / torch"
     rows = [

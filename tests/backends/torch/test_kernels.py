@@ -204,6 +204,36 @@ def test_compiled_kernels_give_the_bits_of_their_functions(where):
             assert same.all(), f"function {i}: {a[~same][:5]} and {b[~same][:5]}"
 
 
+@nki.jit
+def routed(x, ids):
+    """Rows of x by ids, doubled, back to other rows; those out of bounds are left out."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(out, x)
+    index = nl.ndarray(ids.shape, ids.dtype)
+    nisa.dma_copy(index, ids)
+    for c in range(ids.shape[1] - 1):
+        rows = nl.ndarray((ids.shape[0], x.shape[1]), x.dtype)
+        nisa.dma_copy(rows, out.vector_select(0, index[:, c : c + 1]))
+        nisa.tensor_scalar(rows, rows, op0=nl.multiply, operand0=2.0)
+        place = out.vector_select(0, index[:, c + 1 : c + 2])
+        nisa.dma_copy(place, rows, oob_mode=nisa.oob_mode.skip)
+    return out
+
+
+@pytest.mark.parametrize("where", [CPU, pytest.param(GPU, marks=on_a_gpu)], ids=str)
+def test_compiled_moves_by_indices_give_the_bits_of_their_functions(where):
+    chance = np.random.default_rng(0)
+    x = chance.standard_normal((200, 64), dtype=np.float32)
+    ids = np.stack([chance.permutation(200)[:128] for _ in range(4)], 1).astype(np.int32)
+    ids[::5, 3] = -1
+    program = routed.trace(x, ids)
+    wanted = torch_results(program, [x, ids], where)
+    compiler = Compiler() if where == CPU else None
+    assert compiled(device_plan_of(lower(program)), compiler, where) >= 9
+    graphs._on_device.clear()
+    assert torch_results(program, [x, ids], where).tobytes() == wanted.tobytes()
+
+
 @on_a_gpu
 def test_attention_with_compiled_kernels_has_the_bits_of_the_first_call(monkeypatch):
     from nkilib.core.attention.attention_cte import attention_cte

@@ -17,7 +17,6 @@ from ...errors import emit_warning
 from ...ir.caches import LRUCache
 from ...ir.context import activate
 from .batches import Batch
-from .indirect import IndexedMove
 from .instructions import InstructionRunner
 from .lanes import held_as
 from .steps import DevicePlan
@@ -99,7 +98,7 @@ class StepKernels:
         for step in plan.steps:
             if not threading.main_thread().is_alive():
                 break  # Python ends, and waits for this thread
-            if isinstance(step, Batch) and _has_kernel(step):
+            if isinstance(step, Batch) and step.node.kind == "compute" and step.nbytes >= LARGE:
                 try:
                     found[step] = self._kernel(plan, step)
                 except Exception as problem:  # whatever it is, the step runs without a kernel
@@ -165,13 +164,6 @@ class StepKernels:
             return out.copy_(reciprocal(x))
 
         return {aten.reciprocal.default: reciprocal, aten.reciprocal.out: reciprocal_out}
-
-
-def _has_kernel(step: Batch) -> bool:
-    """Return whether a step is worth compiling; one that selects rows is a launch or two as it is."""
-    if step.node.kind != "compute" or isinstance(step.node.instruction, IndexedMove):
-        return False
-    return step.nbytes >= LARGE
 
 
 def lift_constants(graph: Any) -> list[Any]:
