@@ -102,7 +102,7 @@ class Lowered:
         self._signatures: dict[int, Signature] = {}  # by the identity of an `access`, which is in the value
         self.parameters, self.constants, self.result = program.parameters, program.constants, program.result
 
-    def with_items(self, items: list[list[Item]]) -> Lowered:
+    def with_items(self, items: tuple[tuple[Item, ...], ...]) -> Lowered:
         """Return the same program with other items."""
         found = copy(self)
         for name in _DERIVED:

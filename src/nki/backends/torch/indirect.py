@@ -27,7 +27,7 @@ INT64, BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 
 def with_indices(lowered: Lowered) -> Lowered:
     """Return a program whose moves by run-time indices are instructions that read them."""
-    cores = [[_indexed(lowered, item) for item in items] for items in lowered.items]
+    cores = tuple([tuple([_indexed(lowered, item) for item in items]) for items in lowered.items])
     is_changed = any(isinstance(item, IndexedMove) for items in cores for item in items)
     return lowered.with_items(cores) if is_changed else lowered
 
@@ -63,7 +63,7 @@ def _indexed(lowered: Lowered, item: Item) -> Item:
 class SelectedRows(NamedTuple):
     """How many rows of a table are selected, and whether every index selects the one row that it has."""
 
-    count: int
+    number: int
     is_broadcast: bool
 
 
@@ -100,7 +100,7 @@ class IndexedUpdate(IndexedMove):
 
     def compute(self, dst: Lanes, table: Lanes, index: Lanes) -> None:
         ids, valid = _row_numbers(table, index, self.rows)
-        rows, new = _rows(table, ids), np.empty_like(dst)  # type: ignore[call-overload]
+        rows, new = _rows(table, ids), dst.copy()
         found = _permuted(rows, self.shape, self.order)
         convert(new, found.reshape(dst.shape), self.table.dtype, self.dst.dtype)
         mask = table.like(_beside(valid, rows.tensor.dim()).expand(rows.tensor.shape), BOOL)
@@ -141,7 +141,7 @@ def _row_numbers(table: Lanes, index: Lanes, rows: SelectedRows) -> tuple[Any, A
     Indices go down the partitions of the first column, then of the next.
     """
     ids = index.as_type(INT64).reshape(*index.front, len(index), -1)
-    ids = ids.transpose(-1, -2).reshape(*index.front, -1)[..., : rows.count]
+    ids = ids.transpose(-1, -2).reshape(*index.front, -1)[..., : rows.number]
     if rows.is_broadcast:
         ids = ids.clamp(max=0)
     count = len(table)
