@@ -63,6 +63,7 @@ class CoreSimulation:
         self.missing = columns.missing[:]
         self.kinds, self.places, self.priorities = columns.kinds, columns.places, columns.priorities
         self.of_result, self.of_engine = columns.users.of_result, columns.users.of_engine
+        self.of_begin = columns.users.of_begin
         self.psum = columns.psum_positions
         self.joint = self._joint(len(simulation.starts))  # transfers that begin together with others'
         self.waiting: list[list[int]] = [[] for _ in range(PLACES)]  # rank * size + operation
@@ -119,6 +120,7 @@ class CoreSimulation:
         """Release what waits for the result of an operation: others, and the PSUM banks that it used last."""
         first = self.of_result.first
         missing, ready, loadable, kinds = self.missing, self.ready, self.loadable, self.kinds
+        blocked_by = self.blocked_by
         kind = self.columns.release_kinds[index]
         waits = self.done_waits[kind]
         feeds = TENSOR < kind <= DMA  # the PE array from outside
@@ -128,7 +130,7 @@ class CoreSimulation:
                 loadable[user] = moment
             if moment >= ready[user]:
                 ready[user] = moment
-                self.blocked_by[user] = index
+                blocked_by[user] = index
             left = missing[user] = missing[user] - 1
             if left == 0:
                 if ready[user] <= now:
@@ -367,11 +369,12 @@ class CoreSimulation:
         self.end[index] = self.free[index] = last
         self.done[index] = done = last + transfer.notify_ns
         self.triggered[index] = now
-        self._begun(index, now)
+        if self.of_begin.users:
+            self._begun(index, now)
         heappush(self.events, (done, self.tick(), self._finish, index))
         return until
 
     def _begun(self, index: int, now: float) -> None:
         """Release the operations that wait until a transfer has begun."""
-        for user in self.columns.users.of_begin.of(index):
+        for user in self.of_begin.of(index):
             self._satisfied(user, index, now)

@@ -24,7 +24,7 @@ from .timeline import Timeline
 from .timing_rules import DMA as DMA_KIND
 from .timing_rules import DONE, FREE, RIVALS, SEEN, Activity, deal
 
-ENGINE, TENSOR, DMA, BARRIER, REMOVED = range(5)  # how an operation runs
+ENGINE, BARRIER, DMA, TENSOR, REMOVED = range(5)  # how an operation runs
 
 Links = Sequence[int]  # moments of other operations
 NO_TABLE = (0.0, 0.0)
@@ -249,7 +249,7 @@ class Replay:
         for number in self.order:
             place, way, before, held, result, extra = steps[number]
             moment = 4 * number
-            begin = 0.0 if way in (REMOVED, TENSOR) else idle[place]
+            begin = idle[place] if way < TENSOR else 0.0
             for other in links_of[number]:
                 if moments[other] > begin:
                     begin = moments[other]
@@ -257,14 +257,15 @@ class Replay:
                 ready = moments[other] + (to_dma if way == DMA else to_engine)
                 if ready > begin:
                     begin = ready
+            if way == DMA:
+                moments[moment] = begin
+                idle[place] = begin + held
+                moments[moment + 2] = move[place](begin + before, extra) + result
+                continue
             if way == TENSOR:  # the stationary operand is loaded while the array works on
                 begin = max(begin + before, idle[place])
                 before = 0.0
             moments[moment] = begin
-            if way == DMA:
-                idle[place] = begin + held
-                moments[moment + 2] = move[place](begin + before, extra) + result
-                continue
             if way == REMOVED:
                 moments[moment + 1] = moments[moment + 2] = moments[moment + 3] = begin
                 continue

@@ -6,7 +6,7 @@ import itertools
 from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..ir.boxes import whole_box
 from ..ir.dependences import RAW
@@ -54,6 +54,14 @@ class Ahead:
         )
 
 
+class Chunk(NamedTuple):
+    """Free space."""
+
+    size: int
+    after: tuple[int, ...]  # the operations that must finish before it is free
+    freed_by: str | None  # the engine of all of these, "" if there are none, None if they differ
+
+
 class SbufPool:
     """Allocates SBUF in program order; when it is full, the tile needed last is evicted."""
 
@@ -63,7 +71,7 @@ class SbufPool:
         self.uses = {tile: positions[::-1] for tile, positions in uses.sbuf.items()}  # to come, next one last
         self.sizes = {tile: tile.taken(plan.machine) for tile in uses.sbuf}  # bytes of all partitions
         self.capacity = max(0, capacity - union_size(uses.sbuf_placed))
-        self.free: deque[tuple[int, tuple[int, ...]]] = deque([(self.capacity, ())])
+        self.free: deque[Chunk] = deque([Chunk(self.capacity, (), "")])
         self.free_bytes = self.capacity
         self.resident: dict[Storage, int] = {}  # tile -> bytes taken
         self.space_waits: dict[Storage, tuple[int, ...]] = {}  # tile -> what its writers wait for
@@ -160,7 +168,7 @@ class SbufPool:
 
     def used(self, position: int, op: Operation) -> None:
         """Record the uses of an instruction; free the tiles that have none left."""
-        written = self.written[position]
+        written, waits, index, load_of = self.written[position], op.waits, op.index, self.plan.load_of
         for tile in self.touched[position]:
             uses = self.uses[tile]
             if not uses or uses[-1] != position:
@@ -169,15 +177,16 @@ class SbufPool:
             self.untouched.discard(tile)
             if tile in written:
                 for waited in self.space_waits.get(tile, ()):
-                    op.wait_for(waited, SPACE)
-                self.last[tile] = [op.index]
+                    if waited not in waits and waited != index:  # as wait_for does; there are many
+                        waits[waited] = SPACE
+                self.last[tile] = [index]
                 self.dirty.add(tile)
-                if self.plan.load_of.get(tile) == position:
+                if load_of.get(tile) == position:
                     self.clean[tile] = position
                 else:
                     self.clean.pop(tile, None)
             else:
-                self.last[tile].append(op.index)
+                self.last[tile].append(index)
             if not uses:
                 self._release(tile, tuple(self.last.pop(tile)))
                 self.plan.spaces.pop(tile, None)
@@ -191,7 +200,8 @@ class SbufPool:
     def _release(self, tile: Storage, after: tuple[int, ...]) -> None:
         size = self.resident.pop(tile)
         self.space_waits.pop(tile, None)
-        self.free.append((size, after))
+        kinds = {self.plan.operations[index].kind for index in after}
+        self.free.append(Chunk(size, after, kinds.pop() if len(kinds) == 1 else None if kinds else ""))
         self.free_bytes += size
 
     def _take(self, size: int, exclude: Sequence[Storage], writer: str = "dma") -> tuple[int, ...]:
@@ -203,27 +213,26 @@ class SbufPool:
         while self.free_bytes < size:
             if not self._evict(exclude):
                 self.over_committed += size - self.free_bytes
-                self.free.append((size - self.free_bytes, ()))
+                self.free.append(Chunk(size - self.free_bytes, (), ""))
                 self.free_bytes = size
         self.free_bytes -= size
         place = 0 if writer == "dma" else self._own(writer)
         waits: list[int] = []
         while size > 0:
-            chunk, after = self.free[place]
-            waits += after
-            if chunk > size:
-                self.free[place] = (chunk - size, after)
+            chunk = self.free[place]
+            waits += chunk.after
+            if chunk.size > size:
+                self.free[place] = chunk._replace(size=chunk.size - size)
             else:
                 del self.free[place]
-            size -= chunk
+            size -= chunk.size
             place = 0
         return tuple(waits)
 
     def _own(self, writer: str) -> int:
         """Return the index of a free chunk that `writer` freed, or that was never used; else 0."""
-        operations = self.plan.operations
-        for i, (_, after) in enumerate(itertools.islice(self.free, 64)):
-            if all(operations[a].kind == writer for a in after):
+        for i, (_, _, freed_by) in enumerate(itertools.islice(self.free, 64)):
+            if freed_by == writer or freed_by == "":
                 return i
         return 0
 

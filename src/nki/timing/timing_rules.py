@@ -101,32 +101,34 @@ class Activity:
 
     def __init__(self, machine: Machine):
         self.machine = machine
+        self.is_ruled, self.window_ns = machine.half_rate_rule, machine.half_rate_window_ns
         self.window = 0  # number of the current one
+        self.border = self.window_ns  # when it ends
         self.work = [0.0, 0.0]  # ns at the full rate in this window and in the next
         self.is_full = False
 
     def slowdown(self, now: float) -> float:
         """Return by how much a matmul that starts now is slower than at the full rate."""
-        m = self.machine
-        if not m.half_rate_rule:
+        if not self.is_ruled:
             return 1.0
-        window = int(now // m.half_rate_window_ns)
+        window = int(now // self.window_ns)
         if window > self.window:
             self._advance(window)
-        return 1.0 if self.is_full else m.half_rate_slowdown
+        return 1.0 if self.is_full else self.machine.half_rate_slowdown
 
     def _advance(self, window: int) -> None:
         for _ in range(min(window - self.window, 3)):  # three windows later all of this is forgotten
             self.is_full = self.work[0] >= self.machine.half_rate_threshold * self.machine.half_rate_window_ns
             self.work = [self.work[1], 0.0]
-        self.window = window
+        self.window, self.border = window, (window + 1) * self.window_ns
 
     def add(self, start: float, end: float, rows: int, slow: float) -> None:
         """Record the work of a matmul that `slowdown` was asked for."""
-        m = self.machine
-        if m.half_rate_rule and end > start:
-            work = (end - start) * rows / m.partitions / slow
-            border = (self.window + 1) * m.half_rate_window_ns
-            later = min(1.0, max(0.0, end - border) / (end - start))
+        if self.is_ruled and end > start:
+            work = (end - start) * rows / self.machine.partitions / slow
+            if end <= self.border:
+                self.work[0] += work
+                return
+            later = min(1.0, (end - self.border) / (end - start))
             self.work[0] += work * (1 - later)
             self.work[1] += work * later
