@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from ..ir.effects import Effects, effects
@@ -27,13 +28,15 @@ class SignatureNumbers:
     def of(self, instruction: Instruction) -> int:
         return self._known.setdefault(instruction.key(), len(self._known))
 
-    def entries(self, items: Iterable[tuple[Instruction, int]], done: Sequence[Effects]) -> list[Entry]:
-        """Return the instructions that hardware has; `done` are the effects by position."""
+    def entries(
+        self, items: Iterable[tuple[Instruction, int]], done: Sequence[Effects], most: int | None = None
+    ) -> list[Entry]:
+        """Return the instructions that hardware has, the first `most`; `done` are the effects by position."""
         known, make = self._known, tuple.__new__
+        on_hardware = (item for item in items if not item[0].simulator_only)
         return [
             make(Entry, (i, at, done[at], known.setdefault(i.key(), len(known))))
-            for i, at in items
-            if not i.simulator_only
+            for i, at in islice(on_hardware, most)
         ]
 
     def moved(self, item: Entry, instruction: Instruction) -> Entry:

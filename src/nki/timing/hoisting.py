@@ -15,14 +15,13 @@ from .entries import Entry
 class Hoisting:
     """Leaves out what loads, or computes, again what a tile holds; the tile is used from then on."""
 
-    def __init__(self, loads_only: bool = False, most: int | None = None):
+    def __init__(self, loads_only: bool = False):
         self.loads_only = loads_only
-        self.most = most  # instructions of a core; what comes after them is left out
         self.first: list[Entry] = []  # those that make the values that are made again
         self.again: list[Entry] = []  # those left out
 
     def __call__(self, core: Compilation) -> None:
-        core.items = items = core.items[: self.most]
+        items = core.items
         gone = _repeats(core, self.loads_only)
         now: dict[Storage, Storage] = {}
         left: list[Entry] = []

@@ -41,14 +41,18 @@ def plan(
     program: Program,
     edit: Callable[[Compilation], None] | None = None,
     progress: Progress | None = None,
+    most: int | None = None,
 ) -> list[OperationPlan]:
-    """Return the operations of each core, and what they wait for; `edit` changes the kernel before that."""
+    """Return the operations of each core, and what they wait for.
+
+    `edit` changes the kernel before that; `most` leaves out what comes after so many instructions of a core.
+    """
     plans, places = [], []
     edges = declared(program)
     first = 0  # of the core, among the effects of the program
     for core, items in enumerate(program.unrolled()):
         numbers = SignatureNumbers()
-        asked = numbers.entries(items, program.effects[first : first + program.length_of(core)])
+        asked = numbers.entries(items, program.effects[first : first + program.length_of(core)], most)
         core_items = Compilation(program.machine, asked, numbers, _pinned(program, edges, core))
         if edit is not None:
             edit(core_items)

@@ -44,9 +44,10 @@ class WhatIf:
         cores = Simulation([core.columns.changed(change) for core in self.timeline.cores]).run()
         return _last_result(cores)
 
-    def replanned_ns(self, edit: Callable[[Compilation], None]) -> float:
-        """Return ns until the last result of the edited kernel, planned and scheduled anew."""
-        return _last_result(simulate(self.timeline.machine, plan(self.timeline.program, edit)))
+    def replanned_ns(self, edit: Callable[[Compilation], None] | None, most: int | None = None) -> float:
+        """Return ns until the last result of the edited kernel, or of its first part, planned anew."""
+        plans = plan(self.timeline.program, edit, most=most)
+        return _last_result(simulate(self.timeline.machine, plans))
 
 
 def _last_result(cores: Sequence[CoreSimulation]) -> float:

@@ -11,7 +11,6 @@ from ...ir.instruction import MatmulInstruction
 from ...ir.transfer_instruction import TransferInstruction
 from ...machine.memories import SBUF
 from ..change import Change
-from ..compiler.compilation import Compilation
 from ..dma_transfer import DmaTransfer
 from ..hoisting import Hoisting
 from ..measures import is_transpose, path_shares
@@ -72,11 +71,6 @@ class Hoisted(NamedTuple):
 
     edit: Hoisting
     gain: Gain
-
-
-def first_part(core: Compilation) -> None:
-    """Leave out what comes after the first part of a long kernel."""
-    core.items = core.items[:PART]
 
 
 class Study:
@@ -171,9 +165,9 @@ class Study:
         return self._hoisted(loads_only=True)
 
     def _hoisted(self, loads_only: bool) -> Hoisted:
-        edit, us = Hoisting(loads_only, PART), 0.0
+        edit, us = Hoisting(loads_only), 0.0
         if self._may_repeat():
-            part = 1 - self.what_if.replanned_ns(edit) / self._first_part_ns
+            part = 1 - self.what_if.replanned_ns(edit, PART) / self._first_part_ns
             us = max(0.0, part * self.timeline.work_ns) / 1e3
         return Hoisted(edit, Gain(us, us, self.total_us))
 
@@ -182,7 +176,7 @@ class Study:
         """The time of the instructions that `hoisted` studies."""
         if max(len(plan.instructions) for plan in self.timeline.plans) <= PART:
             return self.timeline.work_ns
-        return self.what_if.replanned_ns(first_part)
+        return self.what_if.replanned_ns(None, PART)
 
     def _may_repeat(self) -> bool:
         """True when two instructions of one signature read the same tiles, or the same bytes of HBM."""

@@ -47,7 +47,7 @@ class LoadHistory:
 
     def load(self, tensor: TensorLoads, number: int, source: View, kind: tuple) -> None:
         key, nbytes = id(source.storage), source.nbytes
-        region = (key, self.versions[key], kind, source.offset, tuple(source.shape), source.strides)
+        region = (key, self.versions[key], kind, source.offset, source.sig)
         first, before = self.seen.get(region, (number, 0))
         if first != number:
             if self.begun[number] < self.begun[first]:
