@@ -13,6 +13,7 @@ from nki.machine.generations import find
 from nki.timing.change import Change
 from nki.timing.replay import DmaEngines, Replay
 from nki.timing.schedule import schedule
+from nki.timing.what_if import WhatIf
 from support import target
 
 X = nki.TensorSpec((1024, 2048), "float32")
@@ -102,6 +103,14 @@ def test_cores_with_a_barrier_are_replayed_together():
     assert Replay(timeline).run() == pytest.approx(timeline.work_ns, rel=1e-12)
 
 
+def test_slower_matmuls_change_the_what_if_and_not_the_timeline():
+    timeline = timeline_of(products)
+    what_if = WhatIf(timeline)
+    tensor = [n for n, op in enumerate(timeline.operations) if op.kind == "tensor"]
+    assert what_if.new_order_ns(Change(work=dict.fromkeys(tensor, 2.0))) > timeline.work_ns
+    assert what_if.new_order_ns(Change()) == timeline.work_ns
+
+
 def test_a_kernel_without_instructions_takes_no_time():
     assert Replay(timeline_of(lambda x: None)).run() == 0.0
 
@@ -146,8 +155,9 @@ def run_steps(steps):
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS, st.sampled_from(["trn1", "trn2", "trn3"]))
-def test_every_program_is_replayed_as_it_was_scheduled(steps, platform):
+def test_every_program_is_replayed_and_simulated_again_as_it_was_scheduled(steps, platform):
     timeline = timeline_of(run_steps(steps), platform)
+    assert WhatIf(timeline).new_order_ns(Change()) == timeline.work_ns
     replay = Replay(timeline)
     assert replay.run() == pytest.approx(timeline.work_ns, rel=1e-9)
     free = replay.run(Change(issue={n: 0.0 for n, op in enumerate(timeline.operations) if op.is_dma}))

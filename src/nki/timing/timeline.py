@@ -17,6 +17,7 @@ from ..machine.memories import MemoryRegion
 from .names import TileNames, queue_of
 from .operation import Operation
 from .operation_plan import OperationPlan
+from .timing_rules import KIND_NUMBERS
 
 Turn = tuple[tuple[str, Any], ...]  # the variables of the loops around an instruction, outermost first
 
@@ -96,11 +97,11 @@ class Timeline:
     def intervals(self, engine: str, core: int = 0) -> np.ndarray:
         """Return (start, end) of every bar on an engine, or of every transfer for "dma"."""
         c = self.cores[core]
-        wanted = [op.index for op in c.operations if (op.is_dma if engine == "dma" else op.kind == engine)]
-        bars = [(c.start[i], c.end[i]) for i in wanted]
-        if engine == "scalar":
-            bars += [(start, end) for start, end, _ in c.table_loads]
-        return np.array(sorted(bars), np.float64).reshape(-1, 2)
+        wanted = np.frombuffer(c.kinds, np.uint8) == KIND_NUMBERS[engine]
+        bars = np.stack([np.frombuffer(c.start)[wanted], np.frombuffer(c.end)[wanted]], axis=1)
+        if engine == "scalar" and c.table_loads:
+            bars = np.concatenate([bars, [load[:2] for load in c.table_loads]])
+        return bars[np.lexsort((bars[:, 1], bars[:, 0]))]
 
     def active_ns(self, engine: str, core: int = 0) -> float:
         """Return the length of the union of an engine's bars."""

@@ -102,7 +102,7 @@ def dma_transpose(study: Study) -> Iterator[Advice]:
     m, operations = study.machine, study.timeline.operations
     transposing = {
         number: transfer
-        for number, transfer in study.transfers()
+        for number, transfer in study.transfers.items()
         if (ins := operations[number].instruction) is not None
         and ins.public == "dma_transpose"
         and ins.operands()[0].dtype.itemsize in (2, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -108,14 +108,23 @@ class Study:
     def is_busy(self, engine: str | None) -> bool:
         return self.active.get(engine or "", 0.0) >= BUSY
 
-    def on(self, engine: str) -> Iterable[tuple[int, Operation]]:
-        """Yield the instructions of an engine, each with its number."""
-        return ((n, op) for n, op in enumerate(self.timeline.operations) if op.kind == engine)
+    def on(self, engine: str) -> Sequence[tuple[int, Operation]]:
+        """Return the instructions of an engine, each with its number."""
+        return self._by_kind.get(engine, ())
 
-    def transfers(self) -> Iterable[tuple[int, DmaTransfer]]:
-        """Yield every DMA with its number, spills included."""
-        for first, core in zip(self.replay.first, self.timeline.cores, strict=True):
-            yield from ((first + index, transfer) for index, transfer in core.transfers.items())
+    @cached_property
+    def _by_kind(self) -> dict[str, list[tuple[int, Operation]]]:
+        found: dict[str, list[tuple[int, Operation]]] = {}
+        for number, op in enumerate(self.timeline.operations):
+            if not op.is_dma:
+                found.setdefault(op.kind, []).append((number, op))
+        return found
+
+    @cached_property
+    def transfers(self) -> dict[int, DmaTransfer]:
+        """Every DMA by its number, spills included."""
+        cores = zip(self.replay.first, self.timeline.cores, strict=True)
+        return {first + index: moved for first, core in cores for index, moved in core.transfers.items()}
 
     @property
     def bandwidth_share(self) -> float:

@@ -108,12 +108,11 @@ def reloaded_data(study: Study) -> Iterator[Advice]:
 
 def _longest(study: Study, numbers: Iterable[int]) -> tuple[str, ...]:
     """Return the lines of transfers, those with most DMA engine and trigger time first."""
-    moved = dict(study.transfers())
-    operations = study.timeline.operations
+    operations, transfers = study.timeline.operations, study.transfers
     share, engines = study.bandwidth_share, study.machine.dma_engines
-    return lines(
-        (operations[n].site, max(moved[n].issue_ns, moved[n].packet_ns / engines / share)) for n in numbers
-    )
+    shared = {id(moved): moved for moved in transfers.values()}  # by all of one signature
+    ns = {key: max(moved.issue_ns, moved.packet_ns / engines / share) for key, moved in shared.items()}
+    return lines((operations[n].site, ns[id(transfers[n])]) for n in numbers)
 
 
 def _times(tensor: TensorLoads) -> str:
@@ -149,7 +148,7 @@ def small_dma(study: Study) -> Iterator[Advice]:
     m, operations = study.machine, study.timeline.operations
     small = {
         number: transfer
-        for number, transfer in study.transfers()
+        for number, transfer in study.transfers.items()
         if operations[number].instruction is not None and _is_small(transfer, m)
     }
     if not small:
@@ -202,7 +201,7 @@ STARTERS = {"software": "Software DGE", "hardware": "Hardware DGE", "static": "A
 def dma_issue(study: Study) -> Iterator[Advice]:
     """Yield findings when transfers wait to be started."""
     for mode, starter in STARTERS.items():
-        started = {number: t.issue_ns for number, t in study.transfers() if t.mode == mode}
+        started = {number: t.issue_ns for number, t in study.transfers.items() if t.mode == mode}
         held = sum(started.values()) / len(study.timeline.cores) / 1e3
         if held < 0.5 * study.total_us:  # others decide
             continue

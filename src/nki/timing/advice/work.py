@@ -57,7 +57,7 @@ def half_as_large(study: Study) -> Change:
     operands = operand_tiles(study.float32_matmuls.values())
     halves: dict[tuple[int, int], Payload] = {}
     payload = {}
-    for number, transfer in study.transfers():
+    for number, transfer in study.transfers.items():
         op = operations[number]
         tile = op.tile if op.instruction is None else op.instruction.operands()[0].storage
         if tile in operands and transfer.payload_ns:

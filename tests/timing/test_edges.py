@@ -1,0 +1,76 @@
+"""The arrays of waits hold what the operations wait for."""
+
+import random
+
+import pytest
+
+from nki.ir.dependences import RAW, WAR, WAW
+from nki.timing.edges import Users, edges_of, priorities
+from nki.timing.operation import ORDER, SPACE, Operation
+from nki.timing.timing_rules import BEGUN, DONE, FREE, KIND_NUMBERS, SEEN, releases
+
+KINDS = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma", "spill", "reload")
+
+
+def random_operations(seed, count=60):
+    rng = random.Random(seed)
+    operations = [Operation(i, None, rng.choice(KINDS), 0, -1) for i in range(count)]
+    for op in operations[1:]:
+        for other in rng.sample(range(op.index), min(op.index, rng.randrange(5))):
+            op.wait_for(other, rng.choice((RAW, WAR, WAW, SPACE, ORDER)))
+    return operations
+
+
+def numbers(operations):
+    return bytearray(KIND_NUMBERS[op.kind] for op in operations)
+
+
+def moment(operations, user, other):
+    """The moment of `other` that `user` waits for."""
+    one, two = operations[other], operations[user]
+    return releases(one.is_dma, one.kind == two.kind and not one.is_dma, two.waits[other])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_users_are_listed_in_order_under_the_moment_they_wait_for(seed):
+    operations = random_operations(seed)
+    users = Users(edges_of(operations), numbers(operations))
+    for found, moments in (
+        (users.of_begin, (BEGUN,)),
+        (users.of_engine, (FREE,)),
+        (users.of_result, (DONE, SEEN)),
+    ):
+        for other in range(len(operations)):
+            expected = [
+                op.index
+                for op in operations
+                if other in op.waits and moment(operations, op.index, other) in moments
+            ]
+            assert list(found.of(other)) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_transfer_has_the_priority_of_the_first_that_waits_for_it(seed):
+    operations = random_operations(seed)
+    expected = list(range(len(operations)))
+    for op in reversed(operations):
+        waiting = [expected[user.index] for user in operations if op.index in user.waits]
+        if op.is_dma and waiting:
+            expected[op.index] = min(waiting)
+    assert list(priorities(edges_of(operations), numbers(operations))) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_changed_edges_are_those_of_changed_operations(seed):
+    operations, rng = random_operations(seed), random.Random(seed)
+    edges = edges_of(operations)
+    instead = {i: rng.randrange(i) for i in rng.sample(range(1, 60), 5)}
+    chosen = [i for i in rng.sample(range(1, 60), 10) if i not in instead]
+    dropped = {i: set(rng.sample(range(i), rng.randrange(i + 1))) for i in chosen}
+    changed = edges.changed(dropped, instead)
+    for user, others in dropped.items():
+        operations[user].waits = {o: why for o, why in operations[user].waits.items() if o not in others}
+    for user, other in instead.items():
+        operations[user].waits = {other: RAW}
+    for found, expected in zip(changed, edges_of(operations), strict=True):
+        assert found.tolist() == expected.tolist()
