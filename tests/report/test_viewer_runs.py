@@ -27,14 +27,15 @@ def halves(x):
     nisa.dma_copy(mine, x[row : row + 128, :])
     nisa.tensor_scalar(mine, mine, nl.multiply, 2.0 + nl.program_id(0))
     nisa.dma_copy(out[row : row + 128, :], mine)
+    nisa.core_barrier(out, (0, 1))
     return out
 
 
 def test_the_steps_of_both_cores_are_shown_with_their_core(page_of):
     shown = page_of(nki.show(halves[2], reference=lambda x: x * np.repeat([[2.0], [3.0]], 128, axis=0))(X))
-    assert "6 steps · 2 cores" in shown.page.inner_text("header") and "agrees" in shown.page.inner_text(
-        "header"
-    )
+    header = shown.page.inner_text("header")
+    assert "8 steps · 2 cores" in header and "agrees" in header
+    assert "Never written" not in header  # a barrier reads nothing of the tensor that it names
     assert shown.page.locator("#loops b").all_inner_texts() == ["core = 0"]
     shown.page.click("[aria-label='next core']")
     assert at(shown) == 4 and "of core 1" in shown.page.inner_text("#sbuf-text")

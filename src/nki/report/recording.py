@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import Site
 from ..ir.effects import effects
-from ..ir.instruction import Instruction, ProgramPosition
+from ..ir.instruction import Instruction, ProgramPosition, State
 from ..ir.storage import Storage
 from ..ir.tensor import whole
 from ..ir.view import View
@@ -121,8 +121,7 @@ class Recording:
         """Take the values that an instruction is about to read."""
         if _number(instruction) <= self._last.get(core, 0):
             self.begin()
-        done = effects(instruction)
-        read = [(view, role) for role in (0, 1) for view in (done.reads, done.adds_to)[role]]
+        read = [(view, role) for role in (0, 1) for view in read_by(instruction)[role]]
         found = [(view, role, self._map_of(view, self.count, always=role == 1)) for view, role in read]
         self._begun[core] = (instruction, found)
 
@@ -326,6 +325,13 @@ def _number(instruction: Instruction) -> int:
 
 def _key(view: View) -> tuple:
     return view.offset, view.shape, view.strides, view.dtype, view.indirection is None
+
+
+def read_by(instruction: Instruction) -> tuple[Sequence[View], Sequence[View]]:
+    """Return what an instruction reads, and what it adds to; a barrier reads nothing of its tensor."""
+    done = effects(instruction)
+    is_barrier = State.peer in done.state and not done.written
+    return () if is_barrier else done.reads, done.adds_to
 
 
 def shown(view: View) -> View:

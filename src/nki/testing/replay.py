@@ -27,7 +27,7 @@ from ..launch.core import Core
 from ..launch.diagnostics import Diagnostics, SideEffects
 from ..launch.execution import CoreState, Execution, run_on
 from ..machine.memories import MemoryRegion
-from ..report.recording import OperandValues, shown
+from ..report.recording import OperandValues, read_by, shown
 
 BUDGET = 256 << 20  # bytes of all checkpoints
 FIRST_INTERVAL = 256  # steps between checkpoints; it doubles whenever they exceed the budget
@@ -197,7 +197,8 @@ def _observed(execution: Execution, logged: _Step) -> list[OperandValues]:
     core, done = execution.cores[logged.core], effects(logged.instruction)
     for storage in logged.found.fresh:
         execution.memories.renew(storage)
-    found = run_on(core, lambda: [_held(core, view) for view in (*done.reads, *done.adds_to)])
+    reads, adds_to = read_by(logged.instruction)
+    found = run_on(core, lambda: [_held(core, view) for view in (*reads, *adds_to)])
     _run(execution, logged)
     return [*found, *run_on(core, lambda: [_held(core, view) for view in done.written])]
 
