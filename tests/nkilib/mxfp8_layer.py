@@ -68,3 +68,31 @@ class Layer:
             middle[n] = rounded(g / (1 + np.exp(-g)) * u * w)
             np.add.at(out, t[real], self.product(middle[n].T, self.down[e])[real])
         return out, sides, middle
+
+    def inside(self, x, kind):
+        """1 where a number of the checkpoint is strictly inside its limits, rounded as it was."""
+        seen = np.ones(x.shape)
+        for name, compare in (("upper", np.less), ("lower", np.greater)):
+            limit = getattr(self.limits, f"{kind}_clamp_{name}_limit", None)
+            seen *= 1.0 if limit is None else compare(x, float(rounded(limit)))
+        return seen
+
+    def backward(self, sides):
+        """(dX, dAff, dWgu [E, H, 2, I], dWd [E, I, H]) of a checkpoint [N, 2, I, B]."""
+        experts = len(self.down)
+        dx, daff = np.zeros(self.hidden.shape), np.zeros((len(self.hidden), experts))
+        dgate_up, ddown = np.zeros((experts, self.h, 2, self.i)), np.zeros((experts, self.i, self.h))
+        for n, e, t, real, w in self.blocks():
+            g, u = np.float64(sides[n])
+            sigmoid = 1 / (1 + np.exp(-g))
+            dm = self.product(self.down[e].T, self.grad[t])
+            np.add.at(daff, (t[real], e), (dm * g * sigmoid * u).sum(0)[real])
+            dm = dm * w
+            dg = dm * u * sigmoid * (1 + g * (1 - sigmoid)) * self.inside(g, "non_linear")
+            du = dm * g * sigmoid * self.inside(u, "linear")
+            both = rounded(np.concatenate([dg, du]))  # [2 I, B]
+            wide = self.gate_up[e].reshape(2 * self.i, self.h)
+            np.add.at(dx, t[real], self.product(both.T, wide.T)[real])
+            dgate_up[e] += self.product(self.hidden[t].T, both).reshape(self.h, 2, self.i)
+            ddown[e] += self.product(rounded(g * sigmoid * u * w), self.grad[t].T)
+        return dx, daff.reshape(-1, 1), dgate_up, ddown

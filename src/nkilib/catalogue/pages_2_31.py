@@ -163,6 +163,14 @@ PAGES_2_31 = [
         "experimental.moe_mxfp8.fwd",
         "blockwise_mm_fwd_mxfp8 MXFP8MOECheckpointConfig",
         "2.32",
+        backward="blockwise_mm_bwd_mxfp8",
         also="mixture of experts training dropless",
+    ),
+    CatalogueRow(
+        "blockwise-mm-backward-mxfp8",
+        "experimental.moe_mxfp8.bwd",
+        "blockwise_mm_bwd_mxfp8",
+        "2.31",
+        also="mixture of experts training dropless gradient",
     ),
 ]
