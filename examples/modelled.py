@@ -38,7 +38,7 @@ class Calls:
         total = sum(self.us.values())
         lines = [f"{title}: {total:,.0f} us"]
         for name, us in sorted(self.us.items(), key=lambda pair: -pair[1]):
-            lines.append(f"  {name:<32}{us:>10,.1f} us{us / total:>7.1%}   {self.counts[name]} calls")
+            lines.append(f"  {name:<40}{us:>10,.1f} us{us / total:>7.1%}   {self.counts[name]} calls")
         return "\n".join(lines)
 
 

@@ -49,6 +49,12 @@ def test_gpt_oss_with_mxfp4_experts_finds_the_tokens_of_the_model(example, monke
     assert ours < 0.08 and theirs < 0.08 and hits >= 4
 
 
+def test_a_layer_of_deepseek_agrees_where_the_same_keys_are_chosen(example, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    errors, share = example("deepseek_v32")["compare"](tokens=32)
+    assert errors["attention"][0] < 0.1 and errors["experts"][0] < 0.15 and share > 0.6
+
+
 def test_both_directions_of_the_detector_equal_the_model(example):
     errors = example("deformable_detector")["compare"]()
     assert len(errors) == 18 and max(errors.values()) < 1e-5

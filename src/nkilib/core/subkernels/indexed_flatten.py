@@ -19,16 +19,16 @@ FILL_COLUMNS = 2048  # of padding that a partition stores at a time
 
 @nki.jit
 def indexed_flatten(
-    input: Tensor,
+    input_tensor: Tensor,
     f_len: int,
     output_len: int,
     row_offsets: Tensor,
     row_offsets_start: Tensor | None = None,
     padding_val: int | float = -1,
 ) -> Tensor:
-    """out [output_len]: row e of input [E, T], in blocks of f_len, from block row_offsets[start + e] on.
+    """out [output_len]: row e of input_tensor [E, T], in blocks of f_len, from block row_offsets[s + e].
 
-    f_len divides T and output_len. row_offsets is [N] int32, start the one element of row_offsets_start or 0.
+    f_len divides T and output_len. row_offsets is [N] int32, s the one element of row_offsets_start or 0.
     Blocks outside out are left out; later rows overwrite earlier ones; what no row covers is padding_val. One
     core does all, a second one nothing. The original has no page: this follows what callers pass.
 
@@ -36,11 +36,11 @@ def indexed_flatten(
     [-1, 3, 4, 1, 2]
     """
     core = get_verified_program_sharding_info("indexed_flatten", (0, 1), 2)[2]
-    check(input, f_len, output_len, row_offsets, row_offsets_start)
-    out = nl.ndarray((output_len,), input.dtype, buffer=nl.shared_hbm)
+    check(input_tensor, f_len, output_len, row_offsets, row_offsets_start)
+    out = nl.ndarray((output_len,), input_tensor.dtype, buffer=nl.shared_hbm)
     if core > 0:
         return out
-    rows, length = input.shape
+    rows, length = input_tensor.shape
     fill(out, padding_val)
     offsets = nl.ndarray((1, rows), nl.int32, buffer=nl.sbuf)
     if row_offsets_start is None:
@@ -57,7 +57,7 @@ def indexed_flatten(
         first = nl.ndarray((PMAX, group.size), nl.float32, buffer=nl.psum)
         nisa.nc_matmul(first, ones, numbers[:, group.start_offset : group.end_offset])
         for row in range(group.size):
-            put_row(out, input[group.start_offset + row], first[:, row : row + 1], f_len)
+            put_row(out, input_tensor[group.start_offset + row], first[:, row : row + 1], f_len)
     return out
 
 
@@ -92,10 +92,14 @@ def fill(out: Tensor, value: int | float) -> None:
             nisa.dma_copy(place.expand_dim(0), tile[0:1, 0 : part.size - rows * columns])
 
 
-def check(input: Tensor, f_len: int, output_len: int, offsets: Tensor, start: Tensor | None) -> None:
-    assert_tensors((("input", input), ("row_offsets", offsets)), (("row_offsets_start", start),))
-    kernel_assert(len(input.shape) == 2, f"input: got shape {tuple(input.shape)}, expected (E, T)")
-    length = input.shape[1]
+def check(input_tensor: Tensor, f_len: int, output_len: int, offsets: Tensor, start: Tensor | None) -> None:
+    assert_tensors(
+        (("input_tensor", input_tensor), ("row_offsets", offsets)), (("row_offsets_start", start),)
+    )
+    kernel_assert(
+        len(input_tensor.shape) == 2, f"input_tensor: got shape {tuple(input_tensor.shape)}, expected (E, T)"
+    )
+    length = input_tensor.shape[1]
     kernel_assert(
         f_len > 0 and length % f_len == 0, f"f_len: got {f_len}, expected a divisor of T = {length}"
     )
@@ -108,8 +112,8 @@ def check(input: Tensor, f_len: int, output_len: int, offsets: Tensor, start: Te
         f"row_offsets: got {offsets.dtype} of shape {tuple(offsets.shape)}, expected int32 [N]",
     )
     kernel_assert(
-        offsets.shape[0] >= input.shape[0],
-        f"row_offsets: got {offsets.shape[0]} offsets, expected one for each of {input.shape[0]} rows",
+        offsets.shape[0] >= input_tensor.shape[0],
+        f"row_offsets: got {offsets.shape[0]} offsets, expected one for each of {input_tensor.shape[0]} rows",
     )
     kernel_assert(
         start is None or start.size == 1, "row_offsets_start: got several elements, expected one integer"
@@ -117,7 +121,7 @@ def check(input: Tensor, f_len: int, output_len: int, offsets: Tensor, start: Te
 
 
 def indexed_flatten_ref(
-    input: np.ndarray,
+    input_tensor: np.ndarray,
     f_len: int,
     output_len: int,
     row_offsets: np.ndarray,
@@ -126,8 +130,8 @@ def indexed_flatten_ref(
 ) -> np.ndarray:
     """Block by block in numpy."""
     start = 0 if row_offsets_start is None else int(np.ravel(row_offsets_start)[0])
-    out = np.full((output_len // f_len, f_len), padding_val, input.dtype)
-    for row, blocks in enumerate(input.reshape(len(input), -1, f_len)):
+    out = np.full((output_len // f_len, f_len), padding_val, input_tensor.dtype)
+    for row, blocks in enumerate(input_tensor.reshape(len(input_tensor), -1, f_len)):
         for i, block in enumerate(blocks):
             place = int(row_offsets[start + row]) + i
             if 0 <= place < len(out):

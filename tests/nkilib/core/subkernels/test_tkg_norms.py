@@ -121,18 +121,23 @@ def numbers(shape, dtype=np.int32):
     return np.random.default_rng(0).integers(0, 99, shape).astype(dtype)
 
 
-def flattened(input, f_len, output_len, row_offsets, row_offsets_start=None, padding_val=-1):
+def flattened(input_tensor, f_len, output_len, row_offsets, row_offsets_start=None, padding_val=-1):
     start = 0 if row_offsets_start is None else row_offsets_start[0]
     out = np.full(output_len, float(padding_val))
-    for row in range(input.shape[0]):
-        for c in range(input.shape[1]):
+    for row in range(input_tensor.shape[0]):
+        for c in range(input_tensor.shape[1]):
             place = row_offsets[start + row] * f_len + c
             if 0 <= place < output_len:
-                out[place] = input[row, c]
+                out[place] = input_tensor[row, c]
     return out
 
 
-FLAT = {"input": numbers((3, 8)), "f_len": 4, "output_len": 32, "row_offsets": np.array([4, 0, 2], np.int32)}
+FLAT = {
+    "input_tensor": numbers((3, 8)),
+    "f_len": 4,
+    "output_len": 32,
+    "row_offsets": np.array([4, 0, 2], np.int32),
+}
 FLATS = [
     Option("basic"),
     Option("f_len-1", {"f_len": 1, "row_offsets": np.array([9, 3, 30], np.int32)}),
@@ -144,17 +149,19 @@ FLATS = [
         {"row_offsets": np.arange(6, dtype=np.int32)[::-1].copy(), "row_offsets_start": numbers(1) * 0 + 2},
     ),
     Option("padding", {"padding_val": 5}),
-    Option("float32", {"input": random((3, 8)), "padding_val": 0.5}),
-    Option("one-row", {"input": numbers((1, 8))}),
-    Option("long", {"input": numbers((2, 600)), "f_len": 2, "output_len": 3000}),
+    Option("float32", {"input_tensor": random((3, 8)), "padding_val": 0.5}),
+    Option("one-row", {"input_tensor": numbers((1, 8))}),
+    Option("long", {"input_tensor": numbers((2, 600)), "f_len": 2, "output_len": 3000}),
     Option(
         "300-rows",
-        {"input": numbers((20, 4)), "row_offsets": np.arange(20, dtype=np.int32), "output_len": 80},
+        {"input_tensor": numbers((20, 4)), "row_offsets": np.arange(20, dtype=np.int32), "output_len": 80},
     ),
     Option("short-output", {"output_len": 4}),
 ]
 FLATS = on_both(FLATS) + [Option("trn3", on="trn3")]
-FLATS += refusals(input=None, row_offsets=None, f_len=3, f_len__zero=0, output_len=30, input__rank=numbers(8))
+FLATS += refusals(
+    input_tensor=None, row_offsets=None, f_len=3, f_len__zero=0, output_len=30, input_tensor__rank=numbers(8)
+)
 FLATS += refusals(row_offsets__few=numbers(2), row_offsets__dtype=random(3), row_offsets_start=numbers(2))
 
 
