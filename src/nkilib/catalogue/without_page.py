@@ -14,7 +14,7 @@ HELPERS = [
     ),
     CatalogueRow(
         HELPER,
-        "core.topk",
+        "core.topk.rotational_topk",
         "rotational_topk create_rotational_topk_config RotationalTopkConfig",
         "2.30",
         also="sampling",
@@ -26,7 +26,7 @@ HELPERS = [
         "2.28",
         also="flash sdpa gradient training sliding-window sink",
     ),
-    CatalogueRow(HELPER, "core.max", "cascaded_max", "2.31", also="argmax greedy sampling"),
+    CatalogueRow(HELPER, "core.max.cascaded_max", "cascaded_max", "2.31", also="argmax greedy sampling"),
     CatalogueRow(HELPER, "core.subkernels.rmsnorm_tkg", "rmsnorm_tkg", "2.28", also="decode layernorm"),
     CatalogueRow(HELPER, "core.subkernels.layernorm_tkg", "layernorm_tkg", "2.28", also="decode"),
     CatalogueRow(
