@@ -1,4 +1,8 @@
-"""Attention of each query over the rows of a latent cache that an indexer has chosen for it."""
+"""Attention of each query over the rows of a latent cache that an indexer has chosen for it.
+
+The descriptors of a gather take longest, 14 ns for each row. Where more rows are gathered than the cache has,
+latents and keys are first put side by side, so that each row is gathered once instead of twice.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +65,10 @@ def mla_sparse_attention_cte_kernel(
     chosen = index_rows(topk_indices_hbm, queries, topk_tiled)
     kernel_assert(softmax_scale > 0, f"softmax_scale: got {softmax_scale}, expected a positive number")
     out = nl.ndarray((queries, heads, LATENT), nl.bfloat16, buffer=nl.shared_hbm)
-    attention = SparseAttention(
-        c_kv_hbm.reshape((rows, LATENT)), k_pe_hbm.reshape((rows, rotated)), softmax_scale
-    )
+    caches: tuple = (c_kv_hbm.reshape((rows, LATENT)), k_pe_hbm.reshape((rows, rotated)))
+    if queries * chosen.shape[1] * chosen.shape[2] >= rows:
+        caches = (side_by_side(caches[0], caches[1]),)
+    attention = SparseAttention(caches, softmax_scale)
     first, end = program_share(queries)
     for query in range(first, end):
         result = attention.of(q_lift_hbm[0, query], q_pe_hbm[0, query], chosen[query])
@@ -121,12 +126,24 @@ def index_rows(chosen: Tensor, queries: int, tiled: bool) -> Any:
     return chosen.reshape((count, PMAX, k // PMAX))
 
 
-class SparseAttention(nl.NKIObject):
-    """The cache, and one query after the other."""
+def side_by_side(c_kv: Tensor, k_pe: Tensor) -> Tensor:
+    """Rows of both caches as one, in HBM; cores share the rows."""
+    rows, width = c_kv.shape[0], LATENT + k_pe.shape[1]
+    both = nl.ndarray((rows, width), c_kv.dtype, buffer=nl.shared_hbm)
+    first, end = program_share(rows)
+    if first < end:
+        nisa.dma_copy(both[first:end, 0:LATENT], c_kv[first:end])
+        nisa.dma_copy(both[first:end, LATENT:], k_pe[first:end])
+    if nl.num_programs(0) == 2:
+        nisa.core_barrier(both, (0, 1))
+    return both
 
-    def __init__(self, c_kv: Tensor, k_pe: Tensor, scale: float):
-        self.c_kv = c_kv
-        self.k_pe = k_pe
+
+class SparseAttention(nl.NKIObject):
+    """The caches, latents then keys or both in one, and one query after the other."""
+
+    def __init__(self, caches: tuple, scale: float):
+        self.caches = caches
         self.scale = scale
         self.ones = nl.ndarray((PMAX, 1), nl.bfloat16, buffer=nl.sbuf)
         nisa.memset(self.ones, 1.0)
@@ -157,26 +174,26 @@ class SparseAttention(nl.NKIObject):
             nisa.nc_transpose(across, powers[:, tile, :])
             counted = nl.ndarray((PMAX, heads), nl.bfloat16, buffer=nl.sbuf)
             nisa.tensor_scalar(counted, across, nl.multiply, valid[:, tile : tile + 1])
-            nisa.nc_matmul(total, counted, rows[tile])
+            nisa.nc_matmul(total, counted, rows[tile][:, 0:LATENT])
             nisa.nc_matmul(weight, counted, self.ones)
         return by_lanes(total, weight)
 
     def add_scores(
         self, scores: Tensor, latent: Tensor, position: Tensor, places: Tensor, index: int
     ) -> Tensor:
-        """Scores [H, 128] of the rows at these places; returns the rows [128, 512]."""
+        """Scores [H, 128] of the rows at these places; returns the rows [128, 512 + R]."""
         rotated = position.shape[0]
-        rows = nl.ndarray((PMAX, LATENT), nl.bfloat16, buffer=nl.sbuf)
-        keys = nl.ndarray((PMAX, rotated), nl.bfloat16, buffer=nl.sbuf)
-        nisa.dma_copy(rows, rows_at(self.c_kv, places))
-        nisa.dma_copy(keys, rows_at(self.k_pe, places))
+        rows, at = nl.ndarray((PMAX, LATENT + rotated), nl.bfloat16, buffer=nl.sbuf), 0
+        for cache in self.caches:
+            nisa.dma_copy(rows[:, at : at + cache.shape[1]], rows_at(cache, places))
+            at += cache.shape[1]
         bank = nl.ndarray((PMAX, LANES, PMAX), nl.bfloat16, buffer=nl.psum)
         for lane in range(LANES):
             nisa.nc_transpose(bank[:, lane, :], rows[:, lane * PMAX : (lane + 1) * PMAX])
         columns = nl.ndarray((PMAX, LANES, PMAX), nl.bfloat16, buffer=nl.sbuf)
         interleave_copy(columns, bank, index)
         across = nl.ndarray((rotated, PMAX), nl.bfloat16, buffer=nl.psum)
-        nisa.nc_transpose(across, keys)
+        nisa.nc_transpose(across, rows[:, LATENT:])
         turned = nl.ndarray((rotated, PMAX), nl.bfloat16, buffer=nl.sbuf)
         interleave_copy(turned, across, index + 1)
         for lane in range(LANES):
