@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nki import TensorSpec
+from nkilib.experimental.attention.kda_block_tkg import kda_block_tkg
 from nkilib.experimental.attention.kda_tkg import kda_tkg
 from nkilib.experimental.gdn import (
     gdn_block_tkg,
@@ -93,6 +94,32 @@ def layer(requests: int, hidden: int, keys: int, heads: int) -> Case:
     return Case("gdn_block_tkg", label, gdn_block_tkg, given, moved, lnc=2)
 
 
+def kimi_layer(requests: int, hidden: int, heads: int) -> Case:
+    """A layer of Kimi Linear: weights, and the states of the heads."""
+    channels, rank = 3 * heads * SIZE, SIZE
+    columns = channels + 2 * rank + heads
+
+    def bf16(*shape: int) -> TensorSpec:
+        return spec(*shape, dtype="bfloat16")
+
+    inner = heads * SIZE
+    given = (
+        bf16(requests, 1, hidden),
+        spec(hidden),
+        bf16(hidden, columns),
+        bf16(rank, inner),
+        bf16(rank, inner),
+    )
+    given += (bf16(channels, 4), spec(heads), spec(SIZE, heads), spec(SIZE), bf16(inner, hidden))
+    given += (bf16(requests, 1, hidden), spec(requests, heads, SIZE, SIZE), bf16(requests, channels, 4))
+    given += (spec(1, 1), spec(1, 1))
+    moved = 2 * (hidden * (columns + inner) + 2 * rank * inner) + 16 * requests * channels
+    moved += requests * heads * 2 * STATE
+    return Case(
+        "kda_block_tkg", f"{requests} requests x {hidden}, {heads} heads", kda_block_tkg, given, moved, lnc=2
+    )
+
+
 CASES = [prefill(4, 8, 2048), prefill(8, 16, 1024), gradient(2, 4, 512), gradient(4, 4, 1024)]
 CASES += [
     convolution(8192, 2048),
@@ -101,4 +128,5 @@ CASES += [
     convolved_token(4, 4096),
 ]
 CASES += [layer(8, 2048, 16, 32), layer(16, 4096, 8, 16)]
+CASES += [kimi_layer(4, 2304, 32), kimi_layer(8, 2048, 16)]
 CASES += [decode(8, 8), decode(4, 32), kimi(4, 16), kimi(4, 32)]

@@ -94,6 +94,13 @@ PAGES_2_33 = [
         also="kimi delta linear attention decode",
     ),
     CatalogueRow(
+        "kda-block-tkg",
+        "experimental.attention.kda_block_tkg",
+        "kda_block_tkg",
+        "2.33",
+        also="kimi delta linear attention decode layer",
+    ),
+    CatalogueRow(
         "deepseek-v3-router",
         "experimental.deepseek_v32.deepseek_v3_router",
         "deepseek_v3_router RouterOutputs",
