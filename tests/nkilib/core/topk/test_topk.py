@@ -66,25 +66,27 @@ def test_rotational_topk_refuses_k(k):
         run(rotational_topk, MATRICES["basic"], create_rotational_topk_config((5, 40), np.float32, k))
 
 
-def largest(input):
+def largest(input_tensor):
     """By a loop over the columns."""
-    value, place = np.full(input.shape[:-1], -np.inf), np.zeros(input.shape[:-1], int)
-    for c in range(input.shape[-1]):
-        better = input[..., c].astype(np.float64) > value
-        value, place = np.where(better, input[..., c], value), np.where(better, c, place)
+    value, place = np.full(input_tensor.shape[:-1], -np.inf), np.zeros(input_tensor.shape[:-1], int)
+    for c in range(input_tensor.shape[-1]):
+        better = input_tensor[..., c].astype(np.float64) > value
+        value, place = np.where(better, input_tensor[..., c], value), np.where(better, c, place)
     return [value[..., None], place[..., None]]
 
 
-MAXIMA = [Option(name, {"input": x}) for name, x in MATRICES.items()]
-MAXIMA = on_both([*MAXIMA, Option("three-axes", {"input": random((2, 3, 700))})]) + [
+MAXIMA = [Option(name, {"input_tensor": x}) for name, x in MATRICES.items()]
+MAXIMA = on_both([*MAXIMA, Option("three-axes", {"input_tensor": random((2, 3, 700))})]) + [
     Option("trn3", on="trn3")
 ]
-MAXIMA += refusals(input=None, input__rank=random(5), input__dtype=np.ones((2, 9), np.int32))
+MAXIMA += refusals(
+    input_tensor=None, input_tensor__rank=random(5), input_tensor__dtype=np.ones((2, 9), np.int32)
+)
 
 
 @each(MAXIMA)
 def test_cascaded_max(option):
-    check(option, cascaded_max, {"input": MATRICES["basic"]}, largest, 0.0)
+    check(option, cascaded_max, {"input_tensor": MATRICES["basic"]}, largest, 0.0)
 
 
 GPSIMD = {
