@@ -166,7 +166,8 @@ class Layer:
 
     def forward(self, x, tables):
         """Return the layer of x [B, S, H], up to 128 tokens; each token goes to its chosen experts."""
-        update, limit = self.attended(x, tables), self.config.swiglu_limit
+        update = self.attended(x, tables)
+        limit = getattr(self.config, "swiglu_limit", 7.0)  # older configurations do not name it
         out, total = self.run(
             mx_moe_block_tkg_wrapper,
             x,

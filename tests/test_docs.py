@@ -115,8 +115,8 @@ def test_every_snippet_runs_and_its_kernels_pass_nki_check(document, tmp_path, m
 # ---- the glossary --------------------------------------------------------------------------------
 
 KNOWN = {  # names and units that a reader knows, and names of projects
-    "API", "AWS", "CI", "CPU", "CS149", "CUDA", "GB", "GPU", "GiB", "HTML", "JAX", "JSON", "KB", "MB",
-    "NKIBench", "NumPy", "PyPI", "PySCF", "PyTorch", "SciPy",
+    "API", "AWS", "CI", "CPU", "CS149", "CUDA", "DeepSeek", "GB", "GPU", "GiB", "HTML", "JAX", "JSON",
+    "KB", "MB", "NKIBench", "NumPy", "PyPI", "PySCF", "PyTorch", "SciPy",
 }  # fmt: skip
 NO_PROSE = ("glossary.md", "kinds.md", "library.md", "release-changes.md")
 

@@ -57,7 +57,7 @@ ONLY_RAISING = "nkilib.core.utils.kernel_assert"  # it finds a kernel's name for
 DUNDERS = words("""
     __init__ __post_init__ __new__ __init_subclass__ __call__ __class__ __name__ __qualname__ __len__
     __getitem__ __setitem__ __contains__ __iter__ __next__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
-    __hash__ __repr__ __str__ __bool__ __int__ __index__ __float__ __enter__ __exit__ __setattr__
+    __hash__ __repr__ __str__ __bool__ __int__ __index__ __float__ __enter__ __exit__ __setattr__ __delattr__
     __build_class__ __debug__
 """)
 CLASS_BODY = words("""
