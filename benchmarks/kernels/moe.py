@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nki import TensorSpec
 from nkilib.core.moe.moe_cte.moe_cte import MoECTEImplementation, MoECTESpec, moe_cte
 from nkilib.experimental.moe.bwd.blockwise_mm_backward import blockwise_mm_bwd
+from nkilib.experimental.moe.moe_cte.bwmm_shard_on_block_v2 import bwmm_shard_on_block
 
 from . import Case
 
@@ -30,6 +33,19 @@ def forward(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> Ca
         hbm_bytes=2 * (3 * experts * h * i + 2 * tokens * h),
         flops={"bfloat16": 6.0 * tokens * k * h * i},
         lnc=2,
+    )
+
+
+def sharded(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> Case:
+    """Time the same layer by the newer block-sharded kernel, which returns affinities too."""
+    plain = forward(tokens, h, i, experts, k, block)
+    arguments = {name: value for name, value in plain.arguments.items() if name != "spec"}  # type: ignore[union-attr]
+    return replace(
+        plain,
+        kernel_name="bwmm_shard_on_block",
+        kernel=bwmm_shard_on_block,
+        arguments=arguments,
+        hbm_bytes=plain.hbm_bytes + 2 * tokens * (h + 3 * experts),
     )
 
 
@@ -63,6 +79,8 @@ def backward(tokens: int, h: int, i: int, experts: int, k: int, block: int) -> C
 CASES = [
     forward(4096, 4096, 768, 8, 2, 512),
     forward(1024, 3072, 384, 32, 8, 256),
+    sharded(4096, 4096, 768, 8, 2, 512),
+    sharded(1024, 3072, 384, 32, 8, 256),
     backward(2048, 4096, 768, 8, 4, 512),
     backward(4096, 3072, 720, 8, 2, 256),
 ]

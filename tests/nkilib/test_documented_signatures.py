@@ -20,11 +20,18 @@ OTHERWISE = {  # (kernel, parameter): our default, and why
     ("transformer_tkg", "position_ids"): "None",
     ("transformer_tkg", "num_layers"): "0",
 }
+for step in PAGES:  # None is the SkipMode that skips nothing
+    if PAGES[step]["page"] == "bwmm-shard-on-block-v2" and PAGES[step]["parameters"].get("skip_dma"):
+        OTHERWISE[step, "skip_dma"] = "None"
 
 
 def plain(default):
     """Return a default as text, without the module it comes from."""
-    return default if default is None else default.replace("'", '"').removeprefix("nl.")
+    return (
+        default
+        if default is None
+        else default.replace("'", '"').removeprefix("nl.").removeprefix("common_types.")
+    )
 
 
 def default_of(parameter):

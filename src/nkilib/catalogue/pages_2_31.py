@@ -159,6 +159,16 @@ PAGES_2_31 = [
         also="flash sdpa decode speculative paged mqa",
     ),
     CatalogueRow(
+        "bwmm-shard-on-block-v2",
+        "experimental.moe.moe_cte.bwmm_shard_on_block_v2",
+        "bwmm_shard_on_block bwmm_shard_on_block_hybrid compute_same_weights_block_parallel_hbm "
+        "load_down_proj_weight load_gate_up_proj_weights compute_block_output reduce_outputs "
+        "load_and_transpose_gup_bias shard_strat2blk_idx shard_strat2new_blk_idx_offset "
+        "load_and_broadcast_down_bias load_down_bias_raw bwmm_output_initialization bwmm_load_old_block",
+        "2.31",
+        also="mixture of experts prefill bwmm blockwise block sharding hybrid",
+    ),
+    CatalogueRow(
         "blockwise-mm-forward-mxfp8",
         "experimental.moe_mxfp8.fwd",
         "blockwise_mm_fwd_mxfp8 MXFP8MOECheckpointConfig",

@@ -10,6 +10,7 @@ from nkilib.core.moe.moe_cte.moe_cte_checks import (
     check,
 )
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
+    BlockRun,
     ExpertsParameters,
     block_count,
     expert_count,
@@ -18,7 +19,7 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     token_count,
     tokens_per_pass,
 )
-from nkilib.core.moe.moe_cte.outputs import Outputs, add_parts, new_outputs
+from nkilib.core.moe.moe_cte.outputs import Outputs, add_parts, copy_affinities, new_outputs
 from nkilib.core.moe.moe_cte.routing import ExpertRouting, Repeats, RoutingSource
 from nkilib.core.utils.allocator import sizeinbytes
 from nkilib.core.utils.clearing import clear, zero_tile
@@ -34,8 +35,9 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
     """All blocks; returns out, or (out, checkpoints...). `any_size`: blocks of any multiple of 128."""
     check(p, any_size)
     cores, core = get_verified_program_sharding_info("moe_cte", (0, 1), 2)[1:]
-    fixed = block_count(p) if p.static_blocks is None else min(p.static_blocks, block_count(p))
-    alternates = cores == 2 and fixed == block_count(p) and alternates_blocks(p)
+    runs = runs_of(p)
+    numbers = unrolled(runs)
+    alternates = cores == 2 and not has_loop(runs) and alternates_blocks(p)
     share = share_of(p, 1, 0) if alternates else share_of(p, cores, core)
     source = routing_source(p)
     routing = ExpertRouting(source)
@@ -44,17 +46,45 @@ def run_blocks(p: ExpertsParameters, any_size: bool = False) -> Any:
     zeros = zero_tile(share.hidden, out.rows.dtype)
     clear(out.rows[:, share.core * share.hidden : (share.core + 1) * share.hidden], zeros)
     if out.zeros is not None:
-        half = hidden_size(p) // 2
-        clear(out.zeros[:, core * half : (core + 1) * half], zeros)
-    numbers = range(core, fixed, 2) if alternates else range(fixed)
-    run_static(p, share, routing, repeats, out, numbers)
-    if fixed < block_count(p):
-        run_dynamic(p, share, routing, repeats, out, fixed)
+        part = hidden_size(p) // cores
+        clear(out.zeros[:, core * part : (core + 1) * part], zeros)
+    if p.affinity_columns > 0:
+        for slot in range(core, p.slices, cores):
+            copy_affinities(out.result[:, slot, hidden_size(p) :], p.affinities)
+    run_static(p, share, routing, repeats, out, numbers[core::2] if alternates else numbers)
+    for run in runs:
+        if run.fixed < run.last:
+            run_dynamic(p, share, routing, repeats, out, run)
     if out.partial is not None:
         add_parts(out, core)
     if not p.checkpoint:
         return out.result
     return (out.result, out.gate_up) if out.down is None else (out.result, out.gate_up, out.down)
+
+
+def runs_of(p: ExpertsParameters) -> list:
+    """Return the runs that the caller gave, or one of all blocks."""
+    if p.runs is not None:
+        return p.runs
+    count = block_count(p)
+    return [BlockRun(0, count if p.static_blocks is None else min(p.static_blocks, count), count)]
+
+
+def unrolled(runs: list) -> list:
+    """Return the numbers of the blocks that no loop takes."""
+    numbers: list = []
+    for run in runs:
+        for number in range(run.first, run.fixed):
+            numbers.append(number)
+    return numbers
+
+
+def has_loop(runs: list) -> bool:
+    """Whether some blocks are left to a dynamic loop."""
+    found = False
+    for run in runs:
+        found = found or run.fixed < run.last
+    return found
 
 
 def alternates_blocks(p: ExpertsParameters) -> bool:
@@ -81,6 +111,8 @@ def routing_source(p: ExpertsParameters) -> RoutingSource:
         p.block_size,
         tokens_per_pass(p),
         p.skip_token,
+        p.condition_blocks,
+        p.high_low,
     )
 
 
@@ -90,7 +122,7 @@ def run_static(
     routing: ExpertRouting,
     repeats: Repeats,
     out: Outputs,
-    blocks: range,
+    blocks: list,
 ) -> None:
     """The blocks of these numbers, unrolled. Gate and up of the next unit stand before down of this one, so
     that TensorE works while the cores exchange the middle."""
@@ -115,9 +147,9 @@ def run_dynamic(
     routing: ExpertRouting,
     repeats: Repeats,
     out: Outputs,
-    first: int,
+    run: BlockRun,
 ) -> None:
-    """Blocks first ... up to the first whose condition is 0, in a loop that ends there."""
+    """Blocks of a run that are not unrolled, in a loop that ends at the first whose condition is 0."""
 
     def one_block(block: Any) -> None:
         for number in range(routing.passes):
@@ -125,4 +157,4 @@ def run_dynamic(
             parts = middle_parts(p, share, unit, out)
             finish_unit(p, share, unit, parts, out, repeats, False)
 
-    nl.fori_loop(first, routing.active_count(), one_block)
+    nl.fori_loop(run.fixed, routing.active_end(run.first, run.last), one_block)

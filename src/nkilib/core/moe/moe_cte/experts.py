@@ -334,9 +334,24 @@ def down_rows(p: ExpertsParameters, unit: TokenUnit, column: int, columns: int) 
         else:
             scale = broadcast(source[:, column : column + columns])
     if p.down_bias is not None:
-        by_expert = p.down_bias.reshape((p.down_bias.shape[0], 1, p.down_bias.shape[1]))
-        bias = broadcast(by_expert.select(0, unit.expert)[:, column : column + columns])
+        bias = down_bias_part(p, unit, column, columns)
     return scale, bias
+
+
+def down_bias_part(p: ExpertsParameters, unit: TokenUnit, column: int, columns: int) -> Tensor:
+    """The bias of some columns of down, in every partition; zeros where another rank adds it."""
+    row = p.down_bias.expand_dim(1).select(0, unit.expert)
+    width = row.shape[1]
+    start = p.bias_rank * width
+    first, last = max(column, start), min(column + columns, start + width)
+    if last - first == columns:
+        return broadcast(row[:, first - start : last - start])
+    tile = nl.ndarray((PMAX, columns), row.dtype, buffer=nl.sbuf)
+    nisa.memset(tile, 0.0)
+    if first < last:
+        source = row[:, first - start : last - start]
+        nisa.dma_copy(tile[:, first - column : last - column], source.broadcast(0, PMAX))
+    return tile
 
 
 def broadcast(row: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from nkilib.core.utils.kernel_assert import (
     refuse_without_effect,
     warn_without_effect,
 )
+from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
@@ -125,9 +126,11 @@ def check_blocks(p: ExpertsParameters) -> None:
         p.block_to_expert.dtype == nl.int32, f"block_to_expert: got {p.block_to_expert.dtype}, expected int32"
     )
     if p.conditions is not None:
+        steps = div_ceil(blocks, p.condition_blocks)
         kernel_assert(
-            p.conditions.size in (blocks, blocks + 1),
-            f"conditions: got {p.conditions.size} elements, expected N + 1 = {blocks + 1}",
+            p.conditions.size in (steps, steps + 1),
+            f"conditions: got {p.conditions.size} elements, expected "
+            f"{'N' if p.condition_blocks == 1 else 'ceil(N / 2)'} + 1 = {steps + 1}",
         )
 
 
@@ -135,7 +138,7 @@ def check_terms(p: ExpertsParameters) -> None:
     if p.gate_up_bias is not None and not is_mx(p):
         assert_shape(p.gate_up_bias, (expert_count(p), 2, intermediate_size(p)), "gate_and_up_proj_bias")
     if p.down_bias is not None:
-        assert_shape(p.down_bias, (expert_count(p), hidden_size(p)), "down_proj_bias")
+        assert_shape(p.down_bias, (expert_count(p), hidden_size(p) // p.bias_ranks), "down_proj_bias")
     kernel_assert(
         isinstance(p.act_fn, ActFnType), f"activation_function: got {p.act_fn}, expected an ActFnType"
     )
@@ -170,7 +173,10 @@ def check_checkpoints(p: ExpertsParameters) -> None:
     refuse_without_effect(
         p.checkpoint,
         "spec.shard_on_I.checkpoint_activation",
-        (("gate_up_activations_T", p.gate_up_checkpoint), ("down_activations", p.down_checkpoint)),
+        (
+            ("gate_up_activations_T", p.gate_up_checkpoint),
+            ("down_activations", None if p.keeps_down else p.down_checkpoint),
+        ),
     )
     refuse_without_effect(
         p.checkpoint_down,

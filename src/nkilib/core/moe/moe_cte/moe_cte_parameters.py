@@ -105,6 +105,15 @@ class ExpertCheckpoints(nl.NKIObject):
 
 
 @dataclass
+class BlockRun(nl.NKIObject):
+    """Neighbouring blocks: those before `fixed` are unrolled, the others are left to a dynamic loop."""
+
+    first: int
+    fixed: int
+    last: int
+
+
+@dataclass
 class ExpertsParameters(nl.NKIObject):
     """What the caller asked for. The weights of the projections are those of all experts."""
 
@@ -134,6 +143,13 @@ class ExpertsParameters(nl.NKIObject):
     down_checkpoint: Tensor | None
     static_blocks: int | None  # the others are left to a dynamic loop; None: there are no others
     slices: int  # of the result: [T, 2, H] is asked for where cores would have one each
+    runs: Any = None  # which blocks are processed, a list of BlockRun; None: all, as static_blocks says
+    condition_blocks: int = 1  # 2: a condition stands for a block of each of two cores
+    high_low: bool = False  # these are one of each half of the blocks, else neighbours
+    bias_ranks: int = 1  # that share the columns of the bias of down
+    bias_rank: int = 0
+    affinity_columns: int = 0  # of the result, behind H
+    keeps_down: bool = False  # down_checkpoint is written, and not returned
 
 
 def assert_given(tensors: ExpertTensors, tables: BlockTables) -> None:

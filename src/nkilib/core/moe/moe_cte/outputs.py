@@ -13,6 +13,7 @@ from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     hidden_size,
     intermediate_size,
 )
+from nkilib.core.utils.clearing import clear, zero_tile
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.types import Tensor
@@ -40,9 +41,9 @@ def new_outputs(p: ExpertsParameters, alternates: bool, core: int) -> Outputs:
     """
     dtype = p.hidden.dtype
     rows, size = p.hidden.shape
-    shape: tuple = (rows, size) if p.slices == 1 else (rows, p.slices, size)
+    shape: tuple = (rows, size) if p.slices == 1 else (rows, p.slices, size + p.affinity_columns)
     result = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    total, zeros = (result, None) if p.slices == 1 else (result[:, 0, :], result[:, 1, :])
+    total, zeros = (result, None) if p.slices == 1 else (result[:, 0, 0:size], result[:, 1, 0:size])
     own, partial = total, None
     if alternates:
         partial = nl.ndarray((2, rows, size), dtype, buffer=nl.shared_hbm)
@@ -54,7 +55,7 @@ def new_outputs(p: ExpertsParameters, alternates: bool, core: int) -> Outputs:
 def new_checkpoints(p: ExpertsParameters) -> tuple:
     """(gate and up, down), None for what is not asked for."""
     if not p.checkpoint:
-        return None, None
+        return None, p.down_checkpoint
     blocks, dtype = block_count(p), p.hidden.dtype
     gate_up, down = p.gate_up_checkpoint, p.down_checkpoint
     if gate_up is None:
@@ -65,6 +66,15 @@ def new_checkpoints(p: ExpertsParameters) -> tuple:
     if down is None:
         down = nl.ndarray((blocks, p.block_size, hidden_size(p)), dtype, buffer=nl.shared_hbm)
     return gate_up, down
+
+
+def copy_affinities(place: Tensor, affinities: Tensor) -> None:
+    """The affinities of each row's token, [rows, E] in HBM; zeros for a row of padding without any."""
+    rows, experts = place.shape
+    count = min(rows, affinities.size // experts)
+    nisa.dma_copy(place[0:count], affinities.reshape((affinities.size // experts, experts))[0:count])
+    if count < rows:
+        clear(place[count:rows], zero_tile(experts, place.dtype))
 
 
 def add_parts(out: Outputs, core: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.types import Tensor
 
@@ -28,6 +29,8 @@ class RoutingSource(nl.NKIObject):
     block_size: int
     unit_size: int
     skip_token: bool
+    condition_blocks: int = 1  # for how many blocks a condition stands
+    high_low: bool = False  # these are one of each half of the blocks, else neighbours
 
 
 @dataclass
@@ -138,14 +141,14 @@ class ExpertRouting(nl.NKIObject):
         nisa.tensor_copy(own, tile.reshape(self.shape)[:, block, number, :])
         return own
 
-    def active_count(self) -> Any:
-        """A register: how many blocks come before the first whose condition is 0."""
+    def active_end(self, first: int, last: int) -> Any:
+        """A register: where the blocks first ... last - 1 come to one whose condition is 0, or `last`."""
         total = float_tile((1, 1))
-        nisa.tensor_reduce(total, nl.add, started_blocks(self.source)[0:1, :], 1)
-        count = int_tile((1, 1))
-        nisa.tensor_copy(count, total)
+        nisa.tensor_reduce(total, nl.add, started_blocks(self.source)[0:1, first:last], 1)
+        end = int_tile((1, 1))
+        nisa.tensor_scalar(end, total, nl.add, float(first))
         register = nisa.register_alloc()
-        nisa.register_load(register, count)
+        nisa.register_load(register, end)
         return register
 
 
@@ -217,8 +220,8 @@ def active_blocks(source: RoutingSource, experts: Tensor) -> Any:
 
 def started_blocks(source: RoutingSource) -> Any:
     """1 for blocks before the first condition that is 0."""
-    blocks = source.block_to_expert.size
-    conditions = load_row(source.conditions, blocks)
+    steps = div_ceil(source.block_to_expert.size, source.condition_blocks)
+    conditions = load_row(source.conditions, steps)
     nonzero, zeros, started = (
         float_tile(conditions.shape),
         float_tile(conditions.shape),
@@ -227,7 +230,19 @@ def started_blocks(source: RoutingSource) -> Any:
     nisa.tensor_scalar(nonzero, conditions, nl.not_equal, 0.0)
     nisa.memset(zeros, 0.0)
     nisa.tensor_tensor_scan(started, nonzero, zeros, initial=1.0, op0=nl.multiply, op1=nl.add)
-    return started
+    return started if source.condition_blocks == 1 else of_each_block(source, started)
+
+
+def of_each_block(source: RoutingSource, steps: Tensor) -> Any:
+    """What stands for two blocks, for each of them: [128, blocks]."""
+    count, blocks = steps.shape[1], source.block_to_expert.size
+    wide = float_tile((PMAX, 2 * count))
+    for side in range(2):
+        if source.high_low:
+            nisa.tensor_copy(wide[:, side * count : (side + 1) * count], steps)
+        else:
+            nisa.tensor_copy(wide.reshape_dim(1, (count, 2))[:, :, side], steps)
+    return wide[:, 0:blocks]
 
 
 def probe_affinities(affinities: Tensor, index: Tensor) -> None:

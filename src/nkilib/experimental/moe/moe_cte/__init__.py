@@ -1,0 +1,1 @@
+"""Blockwise experts for prefill, second version."""
