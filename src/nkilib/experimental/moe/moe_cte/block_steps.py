@@ -2,6 +2,9 @@
 
 The compiler places all tiles: `sbm` may be a manager whose allocation is automatic. What the page names
 without a shape or a meaning is refused by name.
+
+>>> [shard_strat2new_blk_idx_offset(core, BlockShardStrategy.HI_LO, 5) for core in range(2)]
+[0, 5]
 """
 
 from __future__ import annotations
