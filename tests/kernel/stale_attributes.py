@@ -344,7 +344,7 @@ ATTRIBUTES = [
     Source("get = os.getenv", "get('STALE_FUZZ')", ("os.environ['STALE_FUZZ'] = str(new())",)),
     Source("", "os.times().elapsed", kind="later"),
     Source("", "datetime.date.today().toordinal()", kind="later"),
-    Source("", "random.getstate()[1][:3]", ("random.seed(new())",)),
+    Source("g = random.Random(1)", "g.getstate()[1][:3]", ("g.seed(new())",)),
     Source("", "np.random.get_state()[1][0]", ("np.random.seed(new())",)),
     Source("", "random.randrange(10**9)", kind="other"),
     Source("", "int(np.random.randint(1 << 60))", kind="other"),
