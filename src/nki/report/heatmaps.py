@@ -18,7 +18,7 @@ import numpy as np
 
 CELLS = (4096, 1024, 256, 64)  # of a map, from fine to coarse
 MOST_CELLS = 1 << 18  # of a map of steps that were asked for
-BUDGET = 24 << 20  # bytes of all maps of a page
+BUDGET = 12 << 20  # bytes of all maps of a page
 MOST_SIDE = 4096  # elements of a side whose blocks are summed by a product, several times as fast
 CHUNK = 1 << 16  # bytes that the page unpacks at once
 NEVER_WRITTEN = {2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}  # a NaN that no computation gives
