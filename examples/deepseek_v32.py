@@ -148,7 +148,7 @@ class Layer:
         )[1]
         chosen = torch.where(places > torch.arange(tokens)[:, None], -1, places)
         padded = nn.functional.pad(chosen, (0, -c.index_topk % 128), value=-1)[None]
-        y = self.run(mla_sparse_attention_cte_kernel, q_lift, q_pe, c_kv, k_pe, padded, net.scaling)
+        y = self.run(mla_sparse_attention_cte_kernel, q_lift, q_pe, c_kv, k_pe, net.scaling, padded)
         return self.run(mla_vupmx_oproj_cte_kernel, y, *w.wuv, *w.out), chosen
 
     def added(self, x, y):

@@ -217,6 +217,29 @@ def sparse_attention(queries: int, heads: int, rows: int, keys: int) -> Case:
     )
 
 
+def dense_attention(queries: int, heads: int, keys: int) -> Case:
+    """The heads of all queries with all rows of the cache, of which the last query sees the last."""
+    width = 512 + 64
+    return Case(
+        "mla_sparse_attention_cte_kernel",
+        f"dense, {queries} queries, {heads} heads, {keys} keys",
+        mla_sparse_attention_cte_kernel,
+        {
+            "q_lift_hbm": bf16(1, queries, heads, 512),
+            "q_pe_hbm": bf16(1, queries, heads, 64),
+            "c_kv_hbm": bf16(1, keys, 512),
+            "k_pe_hbm": bf16(1, keys, 64),
+            "softmax_scale": 0.07,
+            "dense": True,
+            "q_pos_offset_hbm": TensorSpec((1,), "int32"),
+        },
+        hbm_bytes=2 * (queries * heads * (width + 512) + keys * width),
+        flops={"bfloat16": 2.0 * queries * heads * keys * (width + 512)},
+        lnc=2,
+        platform="trn3",
+    )
+
+
 def indexer(tokens: int, keys: int, heads: int, k: int) -> Case:
     """TensorE multiplies queries with keys, and adds up the heads by a second product."""
     rank, tiles = 1536, -(-tokens // 128)
@@ -258,6 +281,7 @@ def indexer(tokens: int, keys: int, heads: int, k: int) -> Case:
 CASES = [
     sparse_attention(32, 16, 2048, 8192),
     sparse_attention(16, 128, 2048, 8192),
+    dense_attention(64, 128, 2048),
     indexer(256, 4096, 64, 2048),
     indexer(512, 2048, 64, 512),
     absorbed(2048, 16),

@@ -1,6 +1,7 @@
 """Every parameter that AWS documents is one of ours, in its place and with its default.
 
-data/documented_kernels.json has the names and defaults of the pages of the Neuron SDK 2.32.
+data/documented_kernels.json has the names and defaults of the pages of the Neuron SDK 2.32, and
+of mla_sparse_attention_cte_kernel those of 2.33.
 """
 
 import enum

@@ -79,6 +79,9 @@ ADDED = {  # release: {kernel: its new options}
         "qkv_cte": "q_squared_sum_out k_squared_sum_out v_squared_sum_out",
         "rmsnorm_mx_quantize_tkg": "is_static_mx",
     },
+    "2.33": {
+        "mla_sparse_attention_cte_kernel": "dense q_pos_offset_hbm precision use_sbuf_indirect",
+    },
 }
 
 

@@ -36,7 +36,7 @@ PAGES_2_31 = [
     CatalogueRow(
         "mla-sparse-attention-cte",
         "experimental.mla.deepseek.mla_sparse_attention_cte",
-        "mla_sparse_attention_cte_kernel",
+        "mla_sparse_attention_cte_kernel MlaPrecision",
         "2.32",
         also="mla latent sparse attention deepseek dsa prefill gather",
     ),

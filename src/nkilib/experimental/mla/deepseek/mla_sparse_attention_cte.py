@@ -1,4 +1,4 @@
-"""Attention of each query over the rows of a latent cache that an indexer has chosen for it.
+"""Attention of each query over the rows of a latent cache that an indexer has chosen for it, or over all.
 
 The descriptors of a gather take longest, 14 ns for each row. Where more rows are gathered than the cache has,
 latents and keys are first put side by side, so that each row is gathered once instead of twice.
@@ -6,6 +6,7 @@ latents and keys are first put side by side, so that each row is gathered once i
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
-from nkilib.core.utils.kernel_helpers import (
-    div_ceil,
-    get_verified_program_sharding_info,
-    interleave_copy,
-    program_share,
+from nkilib.core.utils.kernel_assert import (
+    assert_members,
+    assert_shape,
+    assert_tensors,
+    kernel_assert,
+    refuse_without_effect,
 )
+from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, program_share
 from nkilib.core.utils.mx_layout import LANES, TILE
 from nkilib.core.utils.projection import BANK_COLUMNS
 from nkilib.core.utils.tile_sizes import PMAX
@@ -27,9 +29,22 @@ from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.misc.indexed_rows import rows_at
+from nkilib.experimental.mla.deepseek.dense_latent_attention import (
+    DenseAttention,
+    QueryRows,
+    query_columns,
+    turn_rows,
+)
 
 LATENT = TILE  # 512
 MAX_ROWS = 2048  # that a query attends to: its scores fill half of PSUM
+
+
+class MlaPrecision(enum.Enum):
+    """The least precise products that a caller accepts."""
+
+    MX = "mx"
+    BF16 = "bf16"
 
 
 @nki.jit
@@ -38,9 +53,13 @@ def mla_sparse_attention_cte_kernel(
     q_pe_hbm: Tensor,
     c_kv_hbm: Tensor,
     k_pe_hbm: Tensor,
-    topk_indices_hbm: Tensor,
     softmax_scale: float,
+    topk_indices_hbm: Tensor | None = None,
     topk_tiled: bool = False,
+    dense: bool = False,
+    q_pos_offset_hbm: Tensor | None = None,
+    precision: MlaPrecision = MlaPrecision.MX,
+    use_sbuf_indirect: bool = False,
 ) -> Tensor:
     """Return bfloat16 [1, S, H 512]: softmax over chosen rows r of (q_lift c_r + q_pe k_r) scale, times c_r.
 
@@ -51,21 +70,34 @@ def mla_sparse_attention_cte_kernel(
     a head is in its column 128 q + g of the result: mla_vupmx_oproj_cte_kernel reads it so. Cores share
     the queries. The probabilities are rounded to bfloat16.
 
+    With dense, which takes no indices, query s sees rows 0 ... q_pos_offset + s of at most 8192;
+    q_pos_offset is an int32 of one element, None: 0. precision is the least that products have: they are
+    bfloat16 for both members. use_sbuf_indirect changes where AWS gathers rows from, not the result; ours
+    come from HBM. Of these four, of release 2.33, the page's names, order and defaults were read; what they
+    do is ours.
+
     >>> import ml_dtypes
     >>> q, pe = np.zeros((1, 2, 4, 512), ml_dtypes.bfloat16), np.zeros((1, 2, 4, 64), ml_dtypes.bfloat16)
     >>> c = np.arange(300).reshape(1, 300, 1).repeat(512, 2).astype(ml_dtypes.bfloat16)
     >>> chosen = np.full((1, 2, 128), -1, np.int32)
     >>> chosen[0, :, :2] = [10, 20], [30, 32]
-    >>> out = mla_sparse_attention_cte_kernel(q, pe, c, c[..., :64].copy(), chosen, 0.1)
+    >>> out = mla_sparse_attention_cte_kernel(q, pe, c, c[..., :64].copy(), 0.1, chosen)
     >>> out.shape, out[0, :, 0].tolist()
     ((1, 2, 2048), [15.0, 31.0])
     """
     get_verified_program_sharding_info("mla_sparse_attention_cte_kernel", (0, 1), 2)
+    assert_members(("precision", precision, MlaPrecision))
     queries, heads, rotated, rows = check_operands(q_lift_hbm, q_pe_hbm, c_kv_hbm, k_pe_hbm)
-    chosen = index_rows(topk_indices_hbm, queries, topk_tiled)
     kernel_assert(softmax_scale > 0, f"softmax_scale: got {softmax_scale}, expected a positive number")
     out = nl.ndarray((queries, heads, LATENT), nl.bfloat16, buffer=nl.shared_hbm)
     caches: tuple = (c_kv_hbm.reshape((rows, LATENT)), k_pe_hbm.reshape((rows, rotated)))
+    if dense:
+        sparse = (("topk_indices_hbm", topk_indices_hbm), ("topk_tiled", topk_tiled))
+        refuse_without_effect(False, "dense=False", sparse)
+        attend_to_all(out, q_lift_hbm, q_pe_hbm, caches, softmax_scale, q_pos_offset_hbm)
+        return out.reshape((1, queries, heads * LATENT))
+    refuse_without_effect(False, "dense=True", (("q_pos_offset_hbm", q_pos_offset_hbm),))
+    chosen = index_rows(topk_indices_hbm, queries, topk_tiled)
     if queries * chosen.shape[1] * chosen.shape[2] >= rows:
         caches = (side_by_side(caches[0], caches[1]),)
     attention = SparseAttention(caches, softmax_scale)
@@ -74,6 +106,29 @@ def mla_sparse_attention_cte_kernel(
         result = attention.of(q_lift_hbm[0, query], q_pe_hbm[0, query], chosen[query])
         nisa.dma_copy(out[query], result)
     return out.reshape((1, queries, heads * LATENT))
+
+
+def attend_to_all(
+    out: Tensor, q_lift: Tensor, q_pe: Tensor, caches: tuple, scale: float, offset: Tensor | None
+) -> None:
+    """Fill out [S, H, 512] with causal attention over the whole cache."""
+    queries, heads, _ = out.shape
+    assert_tensors((), (("q_pos_offset_hbm", offset),))
+    if offset is not None:
+        kernel_assert(
+            offset.size == 1 and offset.dtype == nl.int32,
+            f"q_pos_offset_hbm: got {offset.dtype} of shape {tuple(offset.shape)}, expected one int32",
+        )
+    rows = QueryRows(queries, heads, caches[0].shape[0], offset)
+    attention = DenseAttention(caches[0], caches[1], scale)
+    for group in rows.groups():
+        query, count = group
+        end, keys = rows.ends(query, count)
+        some = slice(query, query + count)
+        total, weight = attention.of(
+            q_lift[0, some].flatten_dims(0, 1), q_pe[0, some].flatten_dims(0, 1), end, keys
+        )
+        nisa.dma_copy(out[some].flatten_dims(0, 1), by_lanes(total, weight))
 
 
 def check_operands(q: Tensor, q_pe: Tensor, c_kv: Tensor, k_pe: Tensor) -> tuple[int, int, int, int]:
@@ -101,7 +156,7 @@ def check_operands(q: Tensor, q_pe: Tensor, c_kv: Tensor, k_pe: Tensor) -> tuple
     return shape[1], shape[2], pe[3], c_kv.shape[1]
 
 
-def index_rows(chosen: Tensor, queries: int, tiled: bool) -> Any:
+def index_rows(chosen: Any, queries: int, tiled: bool) -> Any:
     """The indices as [queries or more, 128, K / 128]: in which order a query has its rows does not matter."""
     assert_tensors((("topk_indices_hbm", chosen),))
     shape = tuple(chosen.shape)
@@ -150,16 +205,13 @@ class SparseAttention(nl.NKIObject):
 
     def of(self, query: Tensor, query_pe: Tensor, chosen: Tensor) -> Tensor:
         """Attention of one query [H, 512], [H, R] over the rows chosen [128, K / 128]: [H, 512]."""
-        heads, rotated, tiles = query.shape[0], query_pe.shape[1], chosen.shape[1]
+        heads, tiles = query.shape[0], chosen.shape[1]
         places = nl.ndarray((PMAX, tiles), nl.int32, buffer=nl.sbuf)
         valid = nl.ndarray((PMAX, tiles), nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(places, chosen)
         nisa.tensor_scalar(valid, places, nl.greater_equal, 0.0)
         nisa.tensor_scalar(places, places, nl.maximum, 0.0)
-        latent = nl.ndarray((PMAX, LANES, heads), nl.bfloat16, buffer=nl.sbuf)
-        position = nl.ndarray((rotated, heads), nl.bfloat16, buffer=nl.sbuf)
-        nisa.dma_transpose(latent, query.reshape_dim(1, (LANES, PMAX)))
-        nisa.dma_transpose(position, query_pe)
+        latent, position = query_columns(query, query_pe)
         scores = nl.ndarray((heads, tiles, PMAX), nl.float32, buffer=nl.psum)
         rows = []
         for tile in range(tiles):
@@ -187,15 +239,9 @@ class SparseAttention(nl.NKIObject):
         for cache in self.caches:
             nisa.dma_copy(rows[:, at : at + cache.shape[1]], rows_at(cache, places))
             at += cache.shape[1]
-        bank = nl.ndarray((PMAX, LANES, PMAX), nl.bfloat16, buffer=nl.psum)
-        for lane in range(LANES):
-            nisa.nc_transpose(bank[:, lane, :], rows[:, lane * PMAX : (lane + 1) * PMAX])
         columns = nl.ndarray((PMAX, LANES, PMAX), nl.bfloat16, buffer=nl.sbuf)
-        interleave_copy(columns, bank, index)
-        across = nl.ndarray((rotated, PMAX), nl.bfloat16, buffer=nl.psum)
-        nisa.nc_transpose(across, rows[:, LATENT:])
         turned = nl.ndarray((rotated, PMAX), nl.bfloat16, buffer=nl.sbuf)
-        interleave_copy(turned, across, index + 1)
+        turn_rows(columns, turned, rows[:, 0:LATENT], rows[:, LATENT:], index)
         for lane in range(LANES):
             nisa.nc_matmul(scores, latent[:, lane, :], columns[:, lane, :])
         nisa.nc_matmul(scores, position, turned)
@@ -235,14 +281,17 @@ def mla_sparse_attention_cte_ref(
     q_pe: np.ndarray,
     c_kv: np.ndarray,
     k_pe: np.ndarray,
-    topk_indices: np.ndarray,
     softmax_scale: float,
+    topk_indices: np.ndarray | None = None,
+    q_pos_offset: int = 0,
 ) -> np.ndarray:
-    """Return [1, S, H 512] in float64 of flat indices [1, S, K], laid out like the kernel's."""
+    """Return [1, S, H 512] in float64 of flat indices [1, S, K], or dense, laid out like the kernel's."""
     queries, heads = q_lift.shape[1:3]
     out = np.zeros((queries, heads, LATENT))
-    for s, chosen in enumerate(topk_indices[0]):
-        rows = chosen[chosen >= 0]
+    for s in range(queries):
+        rows = np.arange(q_pos_offset + s + 1)
+        if topk_indices is not None:
+            rows = topk_indices[0, s][topk_indices[0, s] >= 0]
         c, k = c_kv[0, rows].astype(np.float64), k_pe[0, rows].astype(np.float64)
         scores = softmax_scale * (q_lift[0, s].astype(np.float64) @ c.T + q_pe[0, s].astype(np.float64) @ k.T)
         powers = np.exp(scores - scores.max(1, keepdims=True))
