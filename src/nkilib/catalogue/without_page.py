@@ -15,7 +15,8 @@ HELPERS = [
     CatalogueRow(
         HELPER,
         "core.topk.rotational_topk",
-        "rotational_topk create_rotational_topk_config RotationalTopkConfig",
+        "rotational_topk create_rotational_topk_config RotationalTopkConfig create_topk_config TopkConfig "
+        "prepare_rotational_constants cleanup_rotational_constants",
         "2.30",
         also="sampling",
     ),
@@ -34,6 +35,14 @@ HELPERS = [
         "experimental.benchmark.find_nonzero_indices_with_count",
         "find_nonzero_indices_with_count",
         "2.30",
+    ),
+    CatalogueRow(
+        HELPER,
+        "experimental.moe.forward.bwmm_shard_on_H",
+        "blockwise_mm_baseline_shard_hidden",
+        "2.29",
+        backward="blockwise_mm_bwd",
+        also="mixture of experts prefill training bwmm bwmm_shard_on_H blockwise",
     ),
     CatalogueRow(HELPER, "core.subkernels.indexed_flatten", "indexed_flatten", "2.32"),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_support import random, run
+from kernel_support import each_lnc, random, run
 from options.common import Option, check, each, on_both, refusals
 from options.expert_reference import ACTIVATIONS, run_expert
 
@@ -245,6 +245,18 @@ def test_entry_points(option, entry):
     wanted = cut(blockwise(**arguments))
     atol = (option.tolerance or 2e-5) * np.abs(wanted).max()
     np.testing.assert_allclose(cut(got).astype(np.float64), wanted, rtol=0, atol=atol)
+
+
+@each_lnc
+@pytest.mark.parametrize("entry", ["intermediate", "hybrid"])
+def test_entry_points_skip_the_gate(entry, lnc):
+    kernel, basic = ENTRIES[entry]
+    arguments = basic | {"skip_gate_proj": True, "accumulation_dtype": "float32"}
+    wanted = blockwise(**arguments)
+    got = run(kernel, **arguments, lnc=lnc)
+    np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+    with pytest.raises(AssertionError, match="accumulation_dtype: got bfloat16"):
+        run(kernel, **arguments | {"accumulation_dtype": "bfloat16"})
 
 
 ENTRY_REFUSED = [

@@ -1,7 +1,7 @@
 """The k largest of each row, largest first: eight at a time on VectorE.
 
 A row that is longer than others need partitions is spread over several: each piece gives its k largest, then
-the pieces of a row are brought to one partition and searched again.
+the pieces of a row are brought to one partition and searched again, as many at a time as SBUF has space for.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from nkilib.core.utils.types import Tensor
 
 AT_ONCE = 8  # what max8 finds
 MAX_COLUMNS = 16384  # that max8 reads
+MERGED_COLUMNS = 8192  # of pieces that are searched together, beside the row itself
+MAX_WIDTH = PMAX * MAX_COLUMNS  # of a row, a piece in each partition
 PIECE_COLUMNS = 512  # shorter pieces of rows do not pay
 LOWEST = -3.0e38  # padding, and in place of what was found: values must be larger
 
@@ -72,21 +74,26 @@ def top_of_pieces(x: Tensor, pieces: int, k: int) -> tuple:
 
 
 def merged(own: Tensor, index: Tensor, rows: int, width: int, k: int) -> tuple:
-    """Search what the pieces of each row have found."""
+    """Search what the pieces of each row have found, a few pieces at a time after the best so far."""
     each, pieces = own.shape[1], own.shape[0] // rows
-    values = nl.ndarray((rows, pieces, each), nl.float32, buffer=nl.sbuf)
-    columns = nl.ndarray((rows, pieces, each), nl.float32, buffer=nl.sbuf)
-    for piece in range(pieces):
-        place = slice(piece * rows, (piece + 1) * rows)
-        nisa.dma_copy(values[:, piece, :], own[place])
-        nisa.dma_copy(columns[:, piece, :], index[place])
-        if piece > 0:
-            part = columns[:, piece, :]
+    found = (own[0:rows], index[0:rows])
+    for group in TiledRange(pieces - 1, max(1, MERGED_COLUMNS // each - 1)):
+        values = nl.ndarray((rows, 1 + group.size, each), nl.float32, buffer=nl.sbuf)
+        columns = nl.ndarray((rows, 1 + group.size, each), nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(values[:, 0, :], found[0])
+        nisa.dma_copy(columns[:, 0, :], found[1])
+        for place in range(1, 1 + group.size):
+            piece = group.start_offset + place
+            partitions = slice(piece * rows, (piece + 1) * rows)
+            nisa.dma_copy(values[:, place, :], own[partitions])
+            nisa.dma_copy(columns[:, place, :], index[partitions])
+            part = columns[:, place, :]
             nisa.tensor_scalar(part, part, nl.add, float(piece * width))
-    best, places = largest(values.flatten_dims(1, 2), k)
-    chosen = nl.ndarray(best.shape, nl.float32, buffer=nl.sbuf)
-    nisa.nc_n_gather(chosen, columns.flatten_dims(1, 2), places)
-    return best, chosen
+        best, places = largest(values.flatten_dims(1, 2), k)
+        chosen = nl.ndarray(best.shape, nl.float32, buffer=nl.sbuf)
+        nisa.nc_n_gather(chosen, columns.flatten_dims(1, 2), places)
+        found = (best, chosen)
+    return found
 
 
 def as_rows(x: Tensor) -> Any:

@@ -6,7 +6,13 @@ from kernel_support import compiles_and_example_runs, random, run
 from options.common import Option, check, each, on_both, refusals
 
 from nkilib.core.max import cascaded_max
-from nkilib.core.topk import create_rotational_topk_config, rotational_topk
+from nkilib.core.topk import (
+    cleanup_rotational_constants,
+    create_rotational_topk_config,
+    create_topk_config,
+    prepare_rotational_constants,
+    rotational_topk,
+)
 from nkilib.experimental.topk import create_gpsimd_topk_config, gpsimd_topk
 
 
@@ -60,7 +66,26 @@ def test_a_batch_of_sequences_is_a_matrix(sorts):
     np.testing.assert_array_equal(values, -np.sort(-x.reshape(6, 20))[:, :4])
 
 
-@pytest.mark.parametrize("k", [0, 41, 2000])
+@pytest.mark.parametrize(("columns", "k"), [(25_600, 2048), (65_537, 900), (50_001, 2500), (300, 300)])
+def test_many_of_wide_rows_are_merged_in_steps(columns, k):
+    x = np.random.default_rng(1).permutation(2 * columns).astype(np.float32).reshape(2, columns)
+    problem = create_topk_config((1, 2, columns), np.float32, k, num_programs=1)
+    config = prepare_rotational_constants(create_rotational_topk_config(x.shape, topk_config=problem))
+    config.log_strategy()
+    values, index = run(rotational_topk, x, config)
+    cleanup_rotational_constants()
+    np.testing.assert_array_equal(values, -np.sort(-x)[:, :k])
+    np.testing.assert_array_equal(np.take_along_axis(x, index, 1), values)
+
+
+def test_the_problem_has_the_shape_of_the_input():
+    problem = create_topk_config((2, 3, 20), np.float32, 4)
+    assert create_rotational_topk_config((6, 20), topk_config=problem).topk_config is problem
+    with pytest.raises(AssertionError, match="inp_shape: got 5 rows"):
+        create_rotational_topk_config((5, 20), topk_config=problem)
+
+
+@pytest.mark.parametrize("k", [0, 41, 5000])
 def test_rotational_topk_refuses_k(k):
     with pytest.raises(AssertionError, match="config: got k"):
         run(rotational_topk, MATRICES["basic"], create_rotational_topk_config((5, 40), np.float32, k))

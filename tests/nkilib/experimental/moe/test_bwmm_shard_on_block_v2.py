@@ -13,7 +13,6 @@ import nki
 import nki.language as nl
 from nki.check import lint
 from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode
-from nkilib.core.utils.kernel_assert import NotBuilt
 from nkilib.experimental.moe.moe_cte import bwmm_shard_on_block_v2 as v2
 
 HIDDEN, INNER, EXPERTS, TOKENS, BLOCK = 512, 48, 3, 201, 128
@@ -282,26 +281,6 @@ def test_the_steps_compute_a_block():
     expected[50:250, 0] *= 2
     np.testing.assert_array_equal(slots[..., :hidden], expected)
     np.testing.assert_array_equal(slots[:, 1, hidden:], table.reshape(-1, 3)[:300])
-
-
-def test_the_first_block_of_a_core_is_its_number_or_where_its_half_begins():
-    assert [v2.shard_strat2new_blk_idx_offset(s, PING_PONG, 7) for s in range(2)] == [0, 1]
-    assert [v2.shard_strat2new_blk_idx_offset(s, HI_LO, 7) for s in range(2)] == [0, 7]
-
-
-@pytest.mark.parametrize(
-    "step, arguments",
-    [
-        (v2.shard_strat2blk_idx, (HI_LO, 0, 0)),
-        (v2.compute_same_weights_block_parallel_hbm, (5, OWNERS, 2, 0, HI_LO)),
-        (v2.load_and_transpose_gup_bias, (None, None, None, None, None)),
-        (v2.load_and_broadcast_down_bias, (None, None, None, None, None)),
-        (v2.load_down_bias_raw, (None, None, None, None, None)),
-    ],
-)
-def test_steps_that_the_page_does_not_describe_raise_by_name(step, arguments):
-    with pytest.raises(NotBuilt, match=f"{step.__name__} option .*the page"):
-        step(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
-"""The documented entry points of blockwise experts beside `moe_cte`: other parameters, the same engine."""
+"""The documented entry points of blockwise experts beside `moe_cte`: other parameters, the same engine.
+
+skip_gate_proj and accumulation_dtype are those of `moe_cte`. The release notes name a third option that the
+intermediate-sharded ones got with them, use_block128_scales, without a shape or a meaning: it is left out.
+"""
 
 from __future__ import annotations
 
 import nki
 import nki.language as nl
 from nkilib.core.moe.moe_cte.blocks import run_blocks
+from nkilib.core.moe.moe_cte.moe_cte_checks import check_accumulation
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     Arithmetic,
     BlockTables,
@@ -49,12 +54,15 @@ def blockwise_mm_baseline_shard_intermediate(
     up_clamp_lower_limit: float | None = None,
     checkpoint_activation: bool = False,
     expert_affinity_multiply_on_I: bool = False,
+    skip_gate_proj: bool = False,
+    accumulation_dtype: DTypeLike | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Blockwise experts as `moe_cte`, whose docstring describes what is computed.
 
     Returns out, with checkpoint_activation (out, gate_up_activations_T, down_activations), the last one not
     with expert_affinity_multiply_on_I.
     """
+    check_accumulation(accumulation_dtype)
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size),
@@ -65,6 +73,7 @@ def blockwise_mm_baseline_shard_intermediate(
         ExpertCheckpoints(
             checkpoint_activation, expert_affinity_multiply_on_I, gate_up_activations_T, down_activations
         ),
+        skip_gate=skip_gate_proj,
     )
     return run_blocks(p)
 
@@ -97,11 +106,14 @@ def blockwise_mm_baseline_shard_intermediate_hybrid(
     checkpoint_activation: bool = False,
     expert_affinity_multiply_on_I: bool = False,
     num_static_block: int | None = None,
+    skip_gate_proj: bool = False,
+    accumulation_dtype: DTypeLike | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Blockwise experts as `moe_cte`: num_static_block blocks (default N - E) unrolled, then a dynamic loop.
 
     conditions [N + 1]: the loop ends at the first block whose condition is 0. Checkpoints as above.
     """
+    check_accumulation(accumulation_dtype)
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size, conditions),
@@ -113,6 +125,7 @@ def blockwise_mm_baseline_shard_intermediate_hybrid(
             checkpoint_activation, expert_affinity_multiply_on_I, gate_up_activations_T, down_activations
         ),
         static_blocks=static_block_count(num_static_block, block_to_expert, gate_up_proj_weight),
+        skip_gate=skip_gate_proj,
     )
     return run_blocks(p)
 
@@ -143,12 +156,15 @@ def blockwise_mm_shard_intermediate_dropping(
     up_clamp_lower_limit: float | None = None,
     checkpoint_activation: bool = True,
     expert_affinity_multiply_on_I: bool = False,
+    skip_gate_proj: bool = False,
+    accumulation_dtype: DTypeLike | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Blockwise experts as `moe_cte` for layers that drop tokens: a block of any multiple of 128 per expert.
 
     Returns (out, gate_up_activations_T, down_activations), the last one not with
     expert_affinity_multiply_on_I; without checkpoint_activation (ours) out alone.
     """
+    check_accumulation(accumulation_dtype)
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size),
@@ -159,6 +175,7 @@ def blockwise_mm_shard_intermediate_dropping(
         ExpertCheckpoints(
             checkpoint_activation, expert_affinity_multiply_on_I, gate_up_activations_T, down_activations
         ),
+        skip_gate=skip_gate_proj,
     )
     return run_blocks(p, any_size=True)
 
@@ -239,6 +256,8 @@ def bwmm_shard_on_block_mx(
     checkpoint_activation: bool = False,
     expert_affinity_multiply_on_I: bool = False,
     num_static_block: int | None = None,
+    skip_gate_proj: bool = False,
+    accumulation_dtype: DTypeLike | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Blockwise experts with MX weights as `moe_cte`, whose docstring describes what is computed.
 
@@ -249,6 +268,7 @@ def bwmm_shard_on_block_mx(
     are unrolled, the others are left to a loop that ends at the first whose condition is 0.
     """
     kernel_assert(block_size is not None, "block_size: got None, expected a multiple of 256")
+    check_accumulation(accumulation_dtype)
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size or 0, conditions),
@@ -263,6 +283,7 @@ def bwmm_shard_on_block_mx(
             down_activations,
         ),
         static_blocks=num_static_block,
+        skip_gate=skip_gate_proj,
     )
     return run_blocks(p)
 
@@ -295,9 +316,12 @@ def blockwise_mm_shard_intermediate_mx_hybrid(
     up_clamp_lower_limit: float | None = None,
     checkpoint_activation: bool = False,
     expert_affinity_multiply_on_I: bool = False,
+    skip_gate_proj: bool = False,
+    accumulation_dtype: DTypeLike | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """`bwmm_shard_on_block_mx` with num_static_block blocks (default N - E), then a loop. By keyword."""
     kernel_assert(block_size is not None, "block_size: got None, expected a multiple of 256")
+    check_accumulation(accumulation_dtype)
     p = experts_parameters(
         ExpertTensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight),
         BlockTables(token_position_to_id, block_to_expert, block_size or 0, conditions),
@@ -312,5 +336,6 @@ def blockwise_mm_shard_intermediate_mx_hybrid(
             down_activations,
         ),
         static_blocks=static_block_count(num_static_block, block_to_expert, gate_up_proj_weight),
+        skip_gate=skip_gate_proj,
     )
     return run_blocks(p)

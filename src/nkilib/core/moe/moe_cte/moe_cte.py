@@ -8,6 +8,7 @@ import nki
 import nki.language as nl
 from nkilib.core.moe.moe_cte.blocks import run_blocks
 from nkilib.core.moe.moe_cte.experts import BEFORE
+from nkilib.core.moe.moe_cte.moe_cte_checks import check_accumulation
 from nkilib.core.moe.moe_cte.moe_cte_parameters import (
     Arithmetic,
     BlockTables,
@@ -119,7 +120,8 @@ def moe_cte(
     assert_given(tensors, tables)
     kind = spec.implementation
     check_mx(kind, gate_up_proj_weight)
-    refuse_undocumented(gate_up_in_scale, down_in_scale, accumulation_dtype)
+    refuse_undocumented(gate_up_in_scale, down_in_scale)
+    check_accumulation(accumulation_dtype)
     config = spec.shard_on_I
     hybrid = kind in HYBRID
     kernel_assert(
@@ -169,16 +171,10 @@ def result_slices(spec: MoECTESpec, accumulating: bool) -> int:
     return slices_of_cores(accumulating) if sliced else 1
 
 
-def refuse_undocumented(
-    gate_up_in_scale: Tensor | None, down_in_scale: Tensor | None, accumulation_dtype: DTypeLike | None
-) -> None:
+def refuse_undocumented(gate_up_in_scale: Tensor | None, down_in_scale: Tensor | None) -> None:
     """Raise for arguments whose meaning is not documented."""
     if gate_up_in_scale is not None or down_in_scale is not None:
         not_built("gate_up_in_scale, down_in_scale", "the page lists them without a shape or a meaning")
-    kernel_assert(
-        accumulation_dtype is None or accumulation_dtype == nl.float32,
-        f"accumulation_dtype: got {accumulation_dtype}, allowed are None and float32: sums are float32",
-    )
 
 
 # ---- reference -----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from nkilib.core.utils.kernel_assert import (
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.projection import FP8
 from nkilib.core.utils.tile_sizes import PMAX
-from nkilib.core.utils.types import Tensor
+from nkilib.core.utils.types import DTypeLike, Tensor
 
 
 def check(p: ExpertsParameters, any_block_size: bool) -> None:
@@ -193,3 +193,11 @@ def check_checkpoints(p: ExpertsParameters) -> None:
         assert_shape(p.gate_up_checkpoint, shape, "gate_up_activations_T")
     if p.down_checkpoint is not None:
         assert_shape(p.down_checkpoint, (blocks, p.block_size, hidden_size(p)), "down_activations")
+
+
+def check_accumulation(dtype: DTypeLike | None) -> None:
+    """Products are added in float32."""
+    kernel_assert(
+        dtype is None or dtype == nl.float32,
+        f"accumulation_dtype: got {dtype}, allowed are None and float32: sums are float32",
+    )

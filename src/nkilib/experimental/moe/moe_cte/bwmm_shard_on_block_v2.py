@@ -27,6 +27,9 @@ from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import div_ceil
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.moe.moe_cte.block_steps import (
+    Configs,
+    DimensionSizes,
+    InputTensors,
     bwmm_load_old_block,
     bwmm_output_initialization,
     check_manager,
@@ -222,6 +225,9 @@ def run_sharded(p: ExpertsParameters) -> Tensor:
 
 __all__ = [
     "BlockShardStrategy",
+    "Configs",
+    "DimensionSizes",
+    "InputTensors",
     "SkipMode",
     "bwmm_load_old_block",
     "bwmm_output_initialization",
