@@ -85,6 +85,33 @@ def test_weights_come_quantised(packed):
     )
 
 
+@each_lnc
+@pytest.mark.parametrize("options", [{"tokens": 150}, {"tokens": 600, "block": 1024, "h": 640}], ids=str)
+def test_biases_have_the_sums_over_tokens(options, lnc):
+    layer = Layer(**options)
+    sides = layer.forward()[1]
+    got = backward(layer, sides, lnc, bias=True)
+    gradients = layer.backward(sides)
+    for one, want in zip(got[:4], gradients, strict=True):
+        assert cosine(one, want) > 0.9999
+    both = np.zeros((len(layer.down), 2, layer.i))
+    down = np.zeros((len(layer.down), layer.h))
+    for n, e, t, _, w in layer.blocks():
+        g, u = np.float64(sides[n])
+        sigmoid = 1 / (1 + np.exp(-g))
+        dm = layer.product(layer.down[e].T, layer.grad[t]) * w
+        both[e, 0] += (dm * u * sigmoid * (1 + g * (1 - sigmoid))).sum(1)
+        both[e, 1] += (dm * g * sigmoid).sum(1)
+        down[e] += np.float64(layer.grad[t]).T @ w
+    for one, want in zip(got[4:], (both, down), strict=True):
+        np.testing.assert_allclose(np.float64(one), want, rtol=0.01, atol=0.01 * np.abs(want).max())
+
+
+def test_gradients_are_new_tensors_with_and_without_initialisation():
+    with pytest.warns(UserWarning, match="skip_grad_initialization has no effect"):
+        check(Layer(tokens=40), skip_grad_initialization=True)
+
+
 def test_hints_change_nothing():
     config = MatmulMxfp8KernelConfig(TILES_IN_BLOCK_M=2)
     options = {f"phase{n}_config": config for n in range(1, 5)}
@@ -140,8 +167,6 @@ def test_arguments_that_do_not_fit_are_refused_by_name(change, text):
         {"shard_option": ShardOption.SHARD_ON_BLOCK},
         {"affinity_option": AffinityOption.AFFINITY_ON_H},
         {"activation_type": ActFnType.GELU},
-        {"skip_grad_initialization": True},
-        {"bias": True},
     ],
     ids=lambda change: next(iter(change)),
 )

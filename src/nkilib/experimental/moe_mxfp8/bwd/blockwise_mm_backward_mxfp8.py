@@ -15,7 +15,13 @@ import nki.language as nl
 from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
 from nkilib.core.utils.clearing import clear, zero_tile
 from nkilib.core.utils.common_types import ActFnType
-from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import (
+    assert_shape,
+    assert_tensors,
+    kernel_assert,
+    not_built,
+    warn_without_effect,
+)
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRangeIterator
@@ -24,6 +30,7 @@ from nkilib.experimental.clamp_limits import ClampLimits
 from nkilib.experimental.matmul_mxfp8.matmul_mxfp8_config import MatmulMxfp8KernelConfig, check_config
 from nkilib.experimental.moe.bwd.gradients import clear_vector
 from nkilib.experimental.moe.bwd.moe_bwd_parameters import AffinityOption, ShardOption
+from nkilib.experimental.moe_mxfp8.bwd.bias_gradients import BiasGradients
 from nkilib.experimental.moe_mxfp8.bwd.gradient_passes import AddedMatrix, Middle, add_affinities
 from nkilib.experimental.moe_mxfp8.expert_blocks import (
     AddedRows,
@@ -79,7 +86,7 @@ def blockwise_mm_bwd_mxfp8(
     clamp_limits: ClampLimits | None = None,
     activation_type: ActFnType = ActFnType.SiLU,
     bias: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Return (dX [T, H], dAff [T E, 1], dWgu [E, H, 2, I], dWd [E, I, H]) of blockwise experts in MXFP8.
 
     Of each block, with tokens t, expert e, w = affinity[t, e], g and u from the checkpoint, m = silu(g) u:
@@ -89,7 +96,9 @@ def blockwise_mm_bwd_mxfp8(
         dX[t] += mx([dg | du]) mx(Wgu)^T
         dWgu[e] += mx(X)^T mx([dg | du])                dWd[e] += mx(m w)^T mx(dy)
 
-    mx() rounds blocks of 32 of the contraction to MXFP8; dg, du and m w are rounded to 16 bits before.
+    mx() rounds blocks of 32 of the contraction to MXFP8; dg, du and m w are rounded to 16 bits before. With
+    bias it also returns dbgu [E, 2, I], the sums of dg and du over the tokens of an expert, and dbd [E, H],
+    that of dy w; dAff lacks what a bias of down adds, which is not among the arguments.
 
     Args:
         hidden_states, output_hidden_states_grad: [T, H] bfloat16 or float16.
@@ -102,9 +111,10 @@ def blockwise_mm_bwd_mxfp8(
         is_tensor_update_accumulating: a token may be in several blocks; else its one block stores dX.
         clamp_limits: linear ones of u, non-linear ones of g.
         run_with_lnc2: two cores share the work. fp8_x4_dtype: float8_e4m3fn_x4 or float8_e5m2_x4.
+        skip_grad_initialization: without effect, with a warning: gradients are new tensors, zero at first.
         Refused by name, as the page reserves them: other checkpoints, swizzled weights, other shard_options,
-        AFFINITY_ON_H and other activations; of ours skip_grad_initialization, as gradients are new tensors,
-        and bias. The rest are hints for the schedule, without effect, and so is skip_dma.
+        AFFINITY_ON_H and other activations. The rest are hints for the schedule, without effect, and so is
+        skip_dma.
 
     >>> import ml_dtypes, os
     >>> import numpy as np
@@ -126,7 +136,9 @@ def blockwise_mm_bwd_mxfp8(
         ("phase4_config.", phase4_config),
     ):
         check_config(config[0], config[1])
-    check_choices(affinity_option, activation_type, bias, compute_dtype)
+    check_choices(affinity_option, activation_type, compute_dtype)
+    asked = True if skip_grad_initialization else None
+    warn_without_effect(False, "gradients that callers pass", (("skip_grad_initialization", asked),))
     refuse_reserved(
         (
             ("gate_act_checkpoint_T", gate_act_checkpoint_T),
@@ -138,7 +150,6 @@ def blockwise_mm_bwd_mxfp8(
             ("gate_up_weight_is_swizzled", gate_up_weight_is_swizzled),
             ("down_weight_is_swizzled", down_weight_is_swizzled),
             ("shard_option", shard_option.name != "SHARD_ON_FREE"),
-            ("skip_grad_initialization", skip_grad_initialization),
         ),
     )
     fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
@@ -182,10 +193,21 @@ def blockwise_mm_bwd_mxfp8(
     daff = nl.ndarray(expert_affinities_masked.shape, expert_affinities_masked.dtype, buffer=nl.shared_hbm)
     dgate_up = nl.ndarray((experts, size, 2, inner), hidden_states.dtype, buffer=nl.shared_hbm)
     ddown = nl.ndarray((experts, inner, size), hidden_states.dtype, buffer=nl.shared_hbm)
+    biases: tuple = ()
+    if bias:
+        biases = (
+            nl.ndarray((experts, 2, inner), hidden_states.dtype, buffer=nl.shared_hbm),
+            nl.ndarray((experts, size), hidden_states.dtype, buffer=nl.shared_hbm),
+        )
     if core == 0:
         clear_vector(daff)
         for unit in units:
             add_affinities(daff, middle, unit, routed.repeats)
+        if bias:
+            sums = BiasGradients(experts, inner, size)
+            for i in range(len(units)):
+                sums.add(units[i], positions_of(middle.sides, units[i]), grads[i])
+            sums.store(biases)
     first, end = core_share(size, 8, run_with_lnc2)
     if end > first:
         matrices = dgate_up.flatten_dims(2, 3)
@@ -209,7 +231,7 @@ def blockwise_mm_bwd_mxfp8(
             dy = part_of(describe("dy", TensorDescriptor(grads[i], None, False), fp8), first, end - first)
             scaled = describe("middle", TensorDescriptor(positions_of(middle.scaled, unit)), fp8)
             multiply(scaled, [dy], AddedMatrix(of_expert(ddown, unit), 0, first))
-    return dx, daff, dgate_up, ddown
+    return (dx, daff, dgate_up, ddown) + biases
 
 
 def clear_own(dx: Tensor, dgate_up: Tensor, ddown: Tensor, first: int, end: int) -> None:
@@ -227,7 +249,7 @@ def refuse_reserved(tensors: tuple, choices: tuple) -> None:
             not_built(named[0], "the page reserves it")
     for named in choices:
         if named[1]:
-            not_built(named[0], "the page reserves it, or gradients are new tensors")
+            not_built(named[0], "the page reserves it")
 
 
 def check_sizes(

@@ -119,7 +119,9 @@ def blockwise_mm_fwd_mxfp8(
     cores = get_verified_program_sharding_info("blockwise_mm_fwd_mxfp8", (0, 1), 2)[1]
     check_config("gate_up_config.", gate_up_config)
     check_config("down_config.", down_config)
-    check_choices(affinity_option, activation_type, bias, compute_dtype)
+    check_choices(affinity_option, activation_type, compute_dtype)
+    if bias:
+        not_built("bias", "the page reserves it, there are no arguments for biases")
     fp8 = packed_dtype("fp8_x4_dtype", fp8_x4_dtype)
     check_tensors(hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight)
     tokens, size = hidden_states.shape
@@ -231,15 +233,13 @@ def middle_of(out: Tensor, sides: Tensor, affinity: Tensor, own: TiledRangeItera
 
 
 def check_choices(
-    affinity_option: AffinityOption, activation_type: ActFnType, bias: bool, compute_dtype: DTypeLike
+    affinity_option: AffinityOption, activation_type: ActFnType, compute_dtype: DTypeLike
 ) -> None:
     """Refuse what the page reserves, by name."""
     if affinity_option.name != "AFFINITY_ON_I":
         not_built("affinity_option", "affinities are multiplied in the middle, AFFINITY_ON_I")
     if activation_type.name != "SiLU":
         not_built("activation_type", "the activation is SiLU")
-    if bias:
-        not_built("bias", "the page reserves it, there are no arguments for biases")
     kernel_assert(
         compute_dtype in (nl.bfloat16, nl.float16),
         f"compute_dtype: got {compute_dtype}, allowed are bfloat16 and float16",
