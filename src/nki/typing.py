@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from types import CodeType
 from typing import Any, TypeAlias, Union
 
 import numpy as np
@@ -48,15 +49,16 @@ class tensor:
         return f"nt.tensor[{', '.join(map(repr, self.shape))}]" if self.shape else "nt.tensor"
 
 
-def check_shapes(func: Callable, bound: inspect.BoundArguments) -> None:
-    """Compare declared shapes with the arguments; equal symbols must have equal sizes."""
+def check_shapes(func: Callable, arguments: Mapping[str, object]) -> None:
+    """Compare declared shapes with the arguments by name; equal symbols must have equal sizes."""
     symbols: dict[str, tuple[int, str]] = {}  # symbol -> size, and the argument that set it
-    for name, annotation in getattr(func, "__annotations__", {}).items():
-        argument = bound.arguments.get(name)
-        declared = _declared(annotation, func) if hasattr(argument, "shape") else None
+    annotations = getattr(func, "__annotations__", {})
+    for name, argument in arguments.items():
+        is_declared = name in annotations and hasattr(argument, "shape")
+        declared = _declared(annotations[name], func) if is_declared else None
         if declared is None or declared.shape is None:
             continue
-        shape = tuple(argument.shape)  # type: ignore[union-attr]
+        shape = tuple(argument.shape)  # type: ignore[attr-defined]
         if len(shape) != len(declared.shape):
             raise _differs(name, shape, declared)
         for size, wanted in zip(shape, declared.shape, strict=True):
@@ -72,11 +74,16 @@ def _differs(name: str, shape: tuple[int, ...], declared: tensor, notes: Iterabl
     return error("shape", f"argument '{name}' has shape {shape}, declared {declared!r}", notes=notes)
 
 
+@lru_cache(maxsize=4096)
+def _compiled(annotation: str) -> CodeType:
+    return compile(annotation.lstrip(), "<annotation>", "eval")
+
+
 def _declared(annotation: object, func: Callable) -> tensor | None:
     """Return the nt.tensor[...] of an annotation, also inside Optional and in its string form."""
     if isinstance(annotation, str):
         try:
-            annotation = eval(annotation, getattr(func, "__globals__", {}))
+            annotation = eval(_compiled(annotation), getattr(func, "__globals__", {}))
         except Exception:  # an annotation that does not evaluate declares nothing
             return None
     found = (annotation, *typing.get_args(annotation))

@@ -377,7 +377,7 @@ def bind(kernel: Kernel, values: Mapping[str, object]) -> inspect.BoundArguments
     rest = {name: value for name, value in values.items() if not _positional_only(kernel, name)}
     bound = kernel.__signature__.bind(*first, **rest)
     try:
-        check_shapes(kernel.func, bound)
+        check_shapes(kernel.func, bound.arguments)
     except NkiError as problem:
         notes = "".join(f"\n  {note}" for note in problem.notes)
         raise UsageError(f"{kernel.__name__}: {problem.message}{notes}") from None

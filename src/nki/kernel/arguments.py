@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import types
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,7 +107,7 @@ def bind(
     if aliased:
         kwargs = {key.removesuffix(ALIAS_SUFFIX): value for key, value in kwargs.items()}
     try:
-        bound = signature.bind(*args, **kwargs)
+        layout = _layout(Same(signature), len(args), tuple(kwargs))
     except TypeError as problem:
         accepted = list(signature.parameters)
         unknown = [name for name in kwargs if name not in accepted]
@@ -116,22 +117,21 @@ def bind(
             notes=[f"accepted: {', '.join(accepted)}"],
             help=suggest(unknown[0], accepted) if unknown else None,
         ) from None
-    bound.apply_defaults()
-    check_shapes(function, bound)
-    flattening = _Flattening()
-    keys, structure = [], []
-    for name, value in bound.arguments.items():
-        parameter = bound.signature.parameters[name]
+    given = (*args, *kwargs.values())
+    values = [value_in(given) for _, _, value_in in layout.varying]
+    check_shapes(function, {p.name: value for (_, p, _), value in zip(layout.varying, values, strict=True)})
+    flattening = _Flattening(layout.followed)
+    keys, structure = layout.keys.copy(), layout.structure.copy()
+    for (number, parameter, _), value in zip(layout.varying, values, strict=True):
         if parameter.kind is parameter.VAR_KEYWORD:
             pairs = {k: flattening.visit(v, k) for k, v in value.items()}
-            keys += [(k, key) for k, (key, _) in pairs.items()]
+            key: Any = tuple((k, key) for k, (key, _) in pairs.items())
             container = tree.container_of(value)
             assert container is not None
             node: Any = _Branch(container, value, [node for _, node in pairs.values()])
         else:
-            key, node = flattening.visit(value, name)
-            keys.append((name, key))
-        structure.append((parameter, node))
+            key, node = flattening.visit(value, parameter.name)
+        keys[number], structure[number] = (parameter.name, key), (parameter, node)
     return Arguments(
         flattening.tensors,
         tuple(keys) if flattening.unknown is None else None,
@@ -143,12 +143,58 @@ def bind(
     )
 
 
+class _Layout(NamedTuple):
+    """How a signature takes the arguments of a call: what does not change from call to call, and the rest."""
+
+    keys: list[Any]  # of each parameter; None where a call gives its value
+    structure: list[Any]
+    followed: list[Any]
+    varying: list[tuple[int, inspect.Parameter, Callable[[tuple], Any]]]  # with what finds its value
+
+
+@lru_cache(maxsize=1024)
+def _layout(signature: Same, count: int, names: tuple[str, ...]) -> _Layout:
+    """Bind the numbers of `count` positional arguments and of those with names, as `inspect` does it."""
+    numbers = range(count + len(names))
+    bound = signature.value.bind(*numbers[:count], **dict(zip(names, numbers[count:], strict=True)))
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    layout = _Layout([], [], [], [])
+    for number, (name, value) in enumerate(bound.arguments.items()):
+        parameter = signature.value.parameters[name]
+        key, node, followed = (None, None, []) if name in given else _default(parameter, value)
+        layout.keys.append(key)
+        layout.structure.append(node)
+        layout.followed.extend(followed)
+        if key is None:
+            layout.varying.append((number, parameter, _finder(parameter, value, name in given)))
+    return layout
+
+
+def _finder(parameter: inspect.Parameter, value: Any, is_given: bool) -> Callable[[tuple], Any]:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return lambda given: tuple(given[number] for number in value)
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return lambda given: {name: given[number] for name, number in value.items()}
+    return itemgetter(value) if is_given else lambda given: value
+
+
+def _default(parameter: inspect.Parameter, value: Any) -> tuple[Any, Any, list[Any]]:
+    """Return the key and the node of a default, and what is followed of it; None if it may change."""
+    flattening = _Flattening([])
+    if isinstance(value, (*_PLAIN, Enum, dtypes.DType)) and not hasattr(value, "shape"):
+        key, node = flattening.visit(value, parameter.name)
+        if flattening.unknown is None:
+            return (parameter.name, key), (parameter, node), flattening.followed
+    return None, None, []
+
+
 class _Flattening:
     """One pass over the arguments of a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, followed: list[Any]) -> None:
         self.tensors: list[TensorArgument] = []
-        self.followed: list[Any] = []
+        self.followed = followed.copy()
         self.unknown: str | None = None  # the first argument that has no key
 
     def visit(self, value: Any, name: str) -> tuple[Any, Any]:
@@ -215,7 +261,7 @@ class Same:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: object):
+    def __init__(self, value: Any):
         self.value = value
 
     def __eq__(self, other: object) -> bool:

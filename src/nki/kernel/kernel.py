@@ -126,7 +126,11 @@ class Kernel(_Typed[P]):
         return f"<nki.Kernel {self.__name__}{bracket} target={choose_machine(self.target).name}>"
 
     def _with(self, **changes: Any) -> Any:
-        return Kernel(**{**dict(zip(_STATE, self._state, strict=True)), **changes})
+        if "func" in changes:
+            return Kernel(**{**dict(zip(_STATE, self._state, strict=True)), **changes})
+        twin = object.__new__(Kernel)
+        twin.__dict__.update(self.__dict__, **changes)  # its signature is that of this one
+        return twin
 
     def __getitem__(self, degree: object) -> Kernel[P]:
         if _is_compiling():
