@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from ..ir.caches import per_program
+from ..ir.program import Program
 from ..ir.storage import Storage
 from ..ir.tree import leaves, replace_leaves
 from ..ir.view import View
 from ..launch.diagnostics import show
 from ..machine.dtypes import DType
+from .cache import programs
 from .run import Call
-from .staged import Staged, stage_call
+from .staged import Staged, stage_anew
 from .transfer import is_whole
+
+if TYPE_CHECKING:
+    from ..backends.torch.graphs import Pending
+    from ..backends.torch.steps import DevicePlan
 
 TORCH_NAMES = {"tfloat32": "float32", "float8_e4m3": "float8_e4m3fn"}  # dtypes that torch does not have
 
@@ -27,15 +34,30 @@ def run_on_device(call: Call, tensors: Sequence[Any]) -> list[Any] | str:
     home = tensors[0].device
     if any(tensor.device != home for tensor in tensors) or not all(map(_is_dense, tensors)):
         return "its tensors are not all dense, on one device"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # shown below, or by the call itself if it runs on the host
-        staged = stage_call(replace(call, arguments=call.arguments.described()))
-    found = run_staged(staged, tensors, home)
+    program, found = _run_cached(call, tensors, home)
+    if program is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # shown below, or by the call itself if it runs on the host
+            staged = stage_anew(replace(call, arguments=call.arguments.described()))
+        program, found = staged.program, run_staged(staged, tensors, home)
     if isinstance(found, str):
         return found
-    for diagnostic in staged.program.diagnostics:  # about shapes; the host reports what depends on values
+    for diagnostic in program.diagnostics:  # about shapes; the host reports what depends on values
         show(diagnostic)
     return found
+
+
+def _run_cached(call: Call, tensors: Sequence[Any], home: Any) -> tuple[Program | None, list[Any] | str]:
+    """Run the program of an equal call, if nothing that its Python read has changed; else None.
+
+    The device works while the host looks for changes. What it has computed is given up if there are any.
+    """
+    entry = None if call.key is None else programs.get(call.key)
+    started = None if entry is None or entry.program is None else start(entry.program, tensors, home)
+    found = None if call.key is None else programs.find(call.key)
+    if started is None or found is None or found is not entry:
+        return None, ""
+    return entry.program, started if isinstance(started, str) else started.finish(call.kernel.returns)
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -49,42 +71,59 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
 
     Returns the result in a list, or why the call does not run there; then nothing was done.
     """
-    import torch
+    if not staged.is_fixed:
+        return "its Python reads values"
+    started = start(staged.program, tensors, device)
+    return started if isinstance(started, str) else started.finish(staged.kernel.returns)
 
+
+@per_program
+def _plan(program: Program) -> DevicePlan | str:
+    """Return the plan of a program on a device, or why it has none."""
     from ..backends.lowered import lower
-    from ..backends.torch.graphs import run
-    from ..backends.torch.runner import part_of
     from ..backends.torch.schedule import Refused
     from ..backends.torch.steps import device_plan_of
 
-    program, kernel = staged.program, staged.kernel
-    if not staged.is_fixed:
-        return "its Python reads values"
     plan = device_plan_of(lower(program))
     if isinstance(plan, Refused):
         return str(plan)
-    originals = {s: tensor for (_, s), tensor in zip(program.parameters, tensors, strict=True)}
-    given: dict[Storage, Any] = {s: t.detach().contiguous().to(device) for s, t in originals.items()}
-    constants = plan.constants_on(torch, device)
-    changed = [storage for storage in plan.written if storage in originals]
-    views = leaves(program.result, View)
-    partly = {s for s in plan.partly if s not in originals}
-    if any(v.storage in partly or v.storage not in {*plan.written, *given, *constants} for v in views):
+    parameters = {storage for _, storage in program.parameters}
+    known = {*plan.written, *parameters, *(storage for storage, _ in plan.constants)}
+    partly = plan.partly - parameters
+    if any(v.storage in partly or v.storage not in known for v in leaves(program.result, View)):
         return "it returns a tensor of which a part was never written"
-    if not _may_change([originals[s] for s in changed], tensors):
-        return "it writes an argument that may not be written"
-    found = run(plan, given, device)
-    if found is None:
-        return "an instruction reports something about its values"
-    for storage in changed:
-        target = originals[storage]
-        new = _as_dtype(found[storage], storage.dtype).reshape(target.shape)
-        target.copy_(new if new.dtype == target.dtype else new.view(target.dtype))
+    return plan
 
-    def returned(view: View) -> Any:
-        own = originals.get(view.storage)
+
+@dataclass(frozen=True)
+class Started:
+    """A program that a device was asked to run. What it writes is new; the arguments are as they were."""
+
+    program: Program
+    originals: dict[Storage, Any]
+    changed: list[Storage]  # of these, those that are written
+    constants: dict[Storage, Any]
+    pending: Pending
+
+    def finish(self, returns: bool) -> list[Any] | str:
+        """Change the arguments that are written and return the result; or say why there is none."""
+        found = self.pending.finish()
+        if found is None:
+            return "an instruction reports something about its values"
+        for storage in self.changed:
+            target = self.originals[storage]
+            new = _as_dtype(found[storage], storage.dtype).reshape(target.shape)
+            target.copy_(new if new.dtype == target.dtype else new.view(target.dtype))
+        if not returns:
+            return [None]
+        return [replace_leaves(self.program.result, View, lambda view: self._returned(view, found))]
+
+    def _returned(self, view: View, found: Mapping[Storage, Any]) -> Any:
+        from ..backends.torch.runner import part_of
+
+        own = self.originals.get(view.storage)
         if own is None:
-            memory = found[view.storage] if view.storage in found else constants[view.storage]
+            memory = found[view.storage] if view.storage in found else self.constants[view.storage]
             part = part_of(_as_dtype(memory, view.dtype), view)
             return part if view.storage in found else part.clone()
         if is_whole(view) and tuple(view.shape) == tuple(own.shape):
@@ -93,7 +132,23 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
             return own.reshape(tuple(view.shape))
         return part_of(own.contiguous().reshape(-1), view).clone()
 
-    return [replace_leaves(program.result, View, returned) if kernel.returns else None]
+
+def start(program: Program, tensors: Sequence[Any], device: Any) -> Started | str:
+    """Ask a device to run a program on tensors, in the order of its parameters; or say why it cannot."""
+    import torch
+
+    from ..backends.torch import graphs
+
+    plan = _plan(program)
+    if isinstance(plan, str):
+        return plan
+    originals = {s: tensor for (_, s), tensor in zip(program.parameters, tensors, strict=True)}
+    changed = [storage for storage in plan.written if storage in originals]
+    if not _may_change([originals[s] for s in changed], tensors):
+        return "it writes an argument that may not be written"
+    given = {s: t.detach().contiguous().to(device) for s, t in originals.items()}
+    pending = graphs.start(plan, given, device)
+    return Started(program, originals, changed, plan.constants_on(torch, device), pending)
 
 
 def _may_change(written: Sequence[Any], tensors: Sequence[Any]) -> bool:

@@ -137,6 +137,11 @@ def stage_call(call: Call) -> Staged:
     cached = programs.find(call.key) if call.key is not None else None
     if cached is not None and cached.program is not None:
         return Staged(call, cached.program, True)
+    return stage_anew(call)
+
+
+def stage_anew(call: Call) -> Staged:
+    """Trace a call whose program is not in the cache."""
     take_snapshot(call)
     traced = trace_call(call, has_data=False)
     program = traced.program

@@ -273,3 +273,31 @@ def test_a_call_with_tensors_on_a_gpu_stays_there():
     found = kernels.blocked_mnk(*tensors)
     assert found.is_cuda and torch.equal(found, tensors[0].T @ tensors[1])
     assert torch.compile(lambda t: twice(t) + 1, backend="eager")(tensors[0][:4, :8].contiguous()).is_cuda
+
+
+# ---- what changes between two calls --------------------------------------------------------------
+
+step = 1.0
+
+
+@nki.jit
+def advanced(x):
+    """Add a number to the argument, in place."""
+    tile = nl.ndarray(x.shape, x.dtype)
+    nisa.dma_copy(tile, x)
+    nisa.tensor_scalar(tile, tile, nl.add, step)
+    nisa.dma_copy(x, tile)
+    return x
+
+
+@on_every_device
+def test_a_change_is_found_after_the_device_has_started_and_its_work_is_given_up(device, monkeypatch):
+    x = torch.zeros(4, 8, device=device)
+    seen = []
+    for size in (1.0, 1.0, 1.0, 10.0, 10.0, 1.0):
+        monkeypatch.setitem(globals(), "step", size)
+        run_on_its_device(advanced, x)
+        seen.append(x[0, 0].item())
+    assert seen == [1.0, 2.0, 3.0, 13.0, 23.0, 24.0]
+    info = advanced.cache_info()
+    assert info.hits + info.misses == 6 * (1 + DEVICES.index(device)) and info.hits >= 3

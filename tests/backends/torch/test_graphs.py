@@ -60,7 +60,7 @@ def test_a_plan_with_steps_on_the_host_is_not_captured(monkeypatch):
 
 
 def test_a_failed_capture_warns_once_and_leaves_every_call_working():
-    def fail(plan, given):
+    def fail(*_):
         raise RuntimeError("operation not permitted")
 
     calls = Calls(capture=fail)
@@ -83,6 +83,20 @@ def test_a_graph_larger_than_the_limit_is_not_held():
     calls = Calls(limit=50)
     assert len({calls(1.0) for _ in range(4)}) == 1
     assert len(calls.captures) == 1 and not calls.graphs.graphs
+
+
+def test_an_argument_is_read_in_place_until_it_moves_and_copied_from_then_on():
+    calls = Calls()
+    here, there = torch.full((4, 8), 1.0), torch.full((4, 8), 2.0)
+    found = [calls.on(x) for x in (here, here, here, there, here, there)]
+    np.testing.assert_allclose(found, np.log([2, 2, 2, 4, 2, 4]), rtol=1e-6)
+    assert [(len(graph.given), graph.replays) for graph in calls.captures] == [(0, 2), (1, 3)]
+
+
+def test_an_argument_at_an_odd_address_is_copied():
+    calls = Calls()
+    odd = torch.full((33,), 1.0)[1:].reshape(4, 8)
+    assert calls.on(odd) == calls.on(odd) and len(calls.captures[0].given) == 1
 
 
 def test_a_graph_goes_with_its_program():
@@ -135,6 +149,22 @@ def test_a_step_that_cannot_be_captured_falls_back_and_other_kernels_still_work(
     assert torch.equal(logarithm(x), wanted)
     y = torch.full((4, 16), 3.0, device="cuda")
     assert all((logarithm(y) == wanted[0, 0]).all() for _ in range(4))
+
+
+@on_a_gpu
+@pytest.mark.filterwarnings("ignore:.*not captured")
+def test_a_failed_capture_leaves_the_random_generator_as_it_was(monkeypatch):
+    graphs._on_device.clear()
+    launch = DeviceRunner.launch
+    monkeypatch.setattr(DeviceRunner, "launch", lambda self: (launch(self), torch.cuda.synchronize())[0])
+    torch.cuda.manual_seed(5)
+    wanted = [torch.rand(4, device="cuda") for _ in range(2)]
+    torch.cuda.manual_seed(5)
+    found = [torch.rand(4, device="cuda")]
+    x = torch.full((4, 8), 3.0, device="cuda")
+    logarithm(x), logarithm(x)
+    found.append(torch.rand(4, device="cuda"))
+    assert torch.equal(torch.stack(found), torch.stack(wanted))
 
 
 @on_a_gpu

@@ -2,19 +2,20 @@
 
 Python asks for about 35 kernels per millisecond, fewer than a GPU finishes. So the second call of a plan
 captures what it asks for as a graph, and later calls replay that. A graph reads and writes memory at fixed
-addresses, its own: arguments are copied there, and results from there. Graphs are evicted, the least
-recently used first, when those of a device hold more than a part of its memory. A plan that is replayed often
-gets kernels of its own (`kernels`); then it is captured again, with them.
+addresses. An argument that lies where it lay at every call so far, such as a weight, is read there; others
+are copied to memory of the graph, and results from there. Graphs are evicted, the least recently used
+first, when those of a device hold more than a part of its memory. A plan that is replayed often gets kernels
+of its own (`kernels`); then it is captured again, with them.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,12 +34,24 @@ if TYPE_CHECKING:
 GRAPHS = 64  # of a device
 OFTEN = 10  # replays, after which kernels are compiled
 SHARE = 4  # graphs hold at most one part in so many of a GPU's memory
+ALIGNED = 16  # bytes: what compiled kernels expect of an address
 
 Tensors = dict[Storage, Any]
 
 
-def run(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Tensors | None:
-    """Run on the tensors of the parameters; return those of what is written, or None: run it on the host."""
+class Pending(NamedTuple):
+    """What a device was asked for. It may still be at work."""
+
+    written: Tensors | None  # None: the host is to run it
+    doubt: Any = None  # on the device: whether an instruction reports something
+
+    def finish(self) -> Tensors | None:
+        """Return the tensors of what is written; None: run it on the host. In doubt, wait for the device."""
+        return None if self.doubt is not None and bool(self.doubt) else self.written
+
+
+def start(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Pending:
+    """Run on the tensors of the parameters, on a GPU without waiting for it where the plan was captured."""
     import torch
 
     where = torch.device(where)
@@ -46,9 +59,14 @@ def run(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Tensors | None:
         with torch.no_grad(), _exact_products(torch), np.errstate(all="ignore"):
             if where.type == "cuda" and not torch.cuda.is_current_stream_capturing():
                 return _graphs_on(torch, where).run(plan, given)
-            return DeviceRunner(torch, plan, given, where).run()
+            return Pending(DeviceRunner(torch, plan, given, where).run())
     except (Diagnosed, NkiError):
-        return None
+        return Pending(None)
+
+
+def run(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Tensors | None:
+    """Run on the tensors of the parameters; return those of what is written, or None: run it on the host."""
+    return start(plan, given, where).finish()
 
 
 # ---- which plans are captured --------------------------------------------------------------------
@@ -59,7 +77,7 @@ class Capture(Protocol):
 
     nbytes: int
 
-    def replay(self, given: Tensors) -> Tensors | None: ...
+    def replay(self, given: Tensors) -> Pending: ...
 
 
 class PlanGraphs:
@@ -77,15 +95,20 @@ class PlanGraphs:
         self.ready: weakref.WeakSet[DevicePlan] = weakref.WeakSet()  # ran, and can be captured
         self.refused: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
         self.replays: weakref.WeakKeyDictionary[DevicePlan, int] = weakref.WeakKeyDictionary()
+        self.places: weakref.WeakKeyDictionary[DevicePlan, dict[Storage, int | None]] = (
+            weakref.WeakKeyDictionary()
+        )  # where an argument lay at every run so far; None: it moves
         self.lock = threading.RLock()  # one graph is used at a time: they share the workspace of cuBLAS
 
-    def run(self, plan: DevicePlan, given: Tensors) -> Tensors | None:
+    def run(self, plan: DevicePlan, given: Tensors) -> Pending:
         with self.lock:
+            has_moved = self._note_places(plan, given)
             graph = self.graphs.find(id(plan))
             if graph is not None and self.kernels.take(plan):
                 self.graphs.discard(id(plan))  # new kernels are loaded by a run before they are captured
                 graph = None
-            elif graph is None and plan in self.ready:
+            elif (graph is not None and has_moved) or (graph is None and plan in self.ready):
+                self.graphs.discard(id(plan))
                 graph = self._captured(plan, given)
             if graph is not None:
                 self._count(plan)
@@ -94,7 +117,18 @@ class PlanGraphs:
         found = runner.run()
         if runner.stayed and found is not None and plan not in self.refused:
             self.ready.add(plan)
-        return found
+        return Pending(found)
+
+    def _note_places(self, plan: DevicePlan, given: Tensors) -> bool:
+        """Note where the arguments lie; return True if one of them moved that had not before."""
+        now = {storage: tensor.data_ptr() for storage, tensor in given.items()}
+        before = self.places.get(plan)
+        if before is None:
+            self.places[plan] = {s: place if place % ALIGNED == 0 else None for s, place in now.items()}
+            return False
+        moved = [s for s, place in before.items() if place is not None and place != now[s]]
+        before.update(dict.fromkeys(moved))
+        return bool(moved)
 
     def _count(self, plan: DevicePlan) -> None:
         self.replays[plan] = self.replays.get(plan, 0) + 1
@@ -105,7 +139,8 @@ class PlanGraphs:
         """Return the captured work of a plan; None: each call asks for its steps, from now on."""
         self.ready.discard(plan)  # once evicted, it runs before it is captured again
         try:
-            graph = self.capture(plan, given)
+            in_place = {s for s, place in self.places[plan].items() if place is not None}
+            graph = self.capture(plan, given, in_place)
         except Exception as problem:  # whatever it is, the plan runs without a graph
             self.refused.add(plan)
             text = f"the work of a kernel on the GPU is not captured as a graph: {problem}"
@@ -126,25 +161,33 @@ class CudaCapture:
     """A CUDA graph of the work of a plan, and the memory that it reads and writes."""
 
     def __init__(
-        self, torch: ModuleType, plan: DevicePlan, given: Tensors, where: TorchDevice, stream: Any, done: Any
+        self,
+        torch: ModuleType,
+        plan: DevicePlan,
+        given: Tensors,
+        in_place: Collection[Storage],  # arguments that stay where they are
+        stream: Any,
+        done: Any,
     ):
+        where = stream.device
         self.torch, self.where, self.done = torch, where, done
-        self.graph = torch.cuda.CUDAGraph()
         before = torch.cuda.memory_reserved(where)
         stream.wait_stream(torch.cuda.current_stream(where))
         with torch.cuda.stream(stream), no_collections():  # no tensor is freed by the collector meanwhile
-            self.graph.capture_begin(capture_error_mode="thread_local")
             try:
-                self.given = {storage: torch.empty_like(tensor) for storage, tensor in given.items()}
-                runner = DeviceRunner(torch, plan, self.given, where)
-                self.doubt = runner.launch()
-                self.written = runner.written()
-            finally:
-                self.graph.capture_end()
+                self.graph = torch.cuda.CUDAGraph()
+                with _capturing(self.graph):
+                    self.given = {s: torch.empty_like(t) for s, t in given.items() if s not in in_place}
+                    runner = DeviceRunner(torch, plan, given | self.given, where)
+                    self.doubt = runner.launch()
+                    self.written = runner.written()
+            except Exception:
+                _leave_capture(torch, where)
+                raise
         self.kept = plan.numbers[where], plan.constants_on(torch, where)  # at addresses that the graph knows
         self.nbytes = torch.cuda.memory_reserved(where) - before
 
-    def replay(self, given: Tensors) -> Tensors | None:
+    def replay(self, given: Tensors) -> Pending:
         """Run the graph on other tensors, after whatever uses its memory on other streams."""
         stream = self.torch.cuda.current_stream(self.where)
         stream.wait_event(self.done)
@@ -152,8 +195,25 @@ class CudaCapture:
             tensor.copy_(given[storage])
         self.graph.replay()
         found = {storage: tensor.clone() for storage, tensor in self.written.items()}
+        doubt = None if self.doubt is None else self.doubt.clone()
         self.done.record(stream)
-        return None if self.doubt is not None and bool(self.doubt) else found
+        return Pending(found, doubt)
+
+
+@contextmanager
+def _capturing(graph: Any) -> Any:
+    """Context: what the current stream is asked for becomes a graph."""
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        yield
+    finally:
+        graph.capture_end()
+
+
+def _leave_capture(torch: ModuleType, where: TorchDevice) -> None:
+    """Let PyTorch's random generator leave a capture that failed: the end of another one does it."""
+    with _capturing(torch.cuda.CUDAGraph()):
+        torch.empty(1, device=where).zero_()
 
 
 _on_device: dict[TorchDevice, PlanGraphs] = {}
@@ -170,7 +230,7 @@ def _graphs_on(torch: ModuleType, where: TorchDevice) -> PlanGraphs:
             limit = torch.cuda.get_device_properties(where).total_memory // SHARE
             _on_device[where] = PlanGraphs(
                 lambda plan, given: DeviceRunner(torch, plan, given, where),
-                lambda plan, given: CudaCapture(torch, plan, given, where, stream, done),
+                lambda plan, given, in_place: CudaCapture(torch, plan, given, in_place, stream, done),
                 limit,
                 StepKernels(torch, where),
             )
