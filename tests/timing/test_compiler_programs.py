@@ -291,6 +291,22 @@ def test_transfers_are_merged_past_others_of_the_same_tensor_unless_these_touch_
     assert [found["merged-transfers"] for found in merged] == [8, 4]
 
 
+def test_merged_loads_of_single_rows_take_no_more_of_sbuf_than_those_of_whole_tiles():
+    """A row of 2 KB takes a quarter of that in each partition; a merged tile may take 4 KB."""
+
+    def kernel(x):
+        out = nl.ndarray((1, 512), nl.float32, buffer=nl.shared_hbm)
+        total = tile((1, 512))
+        nisa.memset(total, 0.0)
+        for i in range(16):
+            nisa.dma_copy(row := tile((1, 512)), x[i : i + 1])
+            nisa.tensor_tensor(total, total, row, nl.add)
+        nisa.dma_copy(out, total)
+        return out
+
+    assert schedule(traced(kernel)).plans[0].transformations["merged-transfers"] == 14  # eight at a time
+
+
 def products(columns):
     """A kernel that copies eight products of so many columns out of PSUM."""
 

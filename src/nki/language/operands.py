@@ -154,7 +154,7 @@ def _multiplied(out: NkiTensor, x: NkiTensor) -> None:
         part = x if x.free_elements <= most else x[:, start : min(start + most, x.free_elements)]
         target = out if part is x else out[:, start : min(start + most, x.free_elements)]
         bank = allocate("broadcast_to", (out.shape[0], *part.shape[1:]), dtypes.float32, PSUM)
-        isa.nc_matmul(bank, ones, part, is_stationary_onezero=True)
+        isa.nc_matmul(bank, ones, part)
         isa.tensor_copy(target, bank)
 
 

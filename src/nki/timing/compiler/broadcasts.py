@@ -48,12 +48,8 @@ def read_broadcasts_in_psum(core: Compilation) -> int:
 
 
 def _is_broadcast(instruction: Instruction) -> bool:
-    """True for a matmul of one row with ones."""
-    return (
-        isinstance(instruction, MatmulInstruction)
-        and instruction.is_onezero()
-        and instruction.array_rows() == 1
-    )
+    """True for a matmul of one row."""
+    return isinstance(instruction, MatmulInstruction) and instruction.array_rows() == 1
 
 
 def _copies_broadcast(items: Sequence[Entry], uses: TileItems, item: Entry) -> bool:

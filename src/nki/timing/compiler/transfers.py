@@ -17,7 +17,7 @@ from ..entries import Entry
 from .compilation import Compilation
 from .placement import Placement
 
-MOST_BYTES = 512 << 10  # of a merged transfer
+MOST_BYTES = 512 << 10  # of SBUF, for the tile of a merged transfer
 MOST_BETWEEN = 64  # accesses of its tensor
 
 Accesses = dict[Storage, list[tuple[int, View]]]  # by tensor, in the order of the kernel
@@ -145,7 +145,8 @@ def _fits(core: Compilation, run: list[int], number: int) -> bool:
     places = [_far(core.items[n]).offset for n in (run[0], *run[-2:], number)]
     step = places[-1] - places[-2]
     even = step > 0 if len(run) == 1 else step == places[-2] - places[-3]
-    return even and (len(run) + 1) * _tile(core.items[number]).nbytes <= MOST_BYTES
+    taken = _tile(core.items[number]).taken(core.machine) * core.machine.partitions
+    return even and (len(run) + 1) * taken <= MOST_BYTES
 
 
 def _is_plain(core: Compilation, item: Entry, number: int) -> bool:
