@@ -5,6 +5,7 @@ from __future__ import annotations
 from nki import TensorSpec
 from nkilib.core.max import cascaded_max
 from nkilib.core.topk import create_rotational_topk_config, rotational_topk
+from nkilib.experimental.gpt_oss_tail import gpt_oss_tail_chunked_megakernel
 from nkilib.experimental.topk import (
     chunked_topk,
     create_chunked_topk_config,
@@ -64,6 +65,28 @@ def chunked(rows: int, columns: int, k: int, lnc: int) -> Case:
     )
 
 
+def tail(rows: int, hidden: int, columns: int, k: int) -> Case:
+    """The head of one rank; GpSimdE then searches what it gives."""
+    cycles = -(-rows // 8 // 2) * (4 * columns + k)
+    bytes_of_head = 2 * hidden * columns
+    return Case(
+        "gpt_oss_tail_chunked_megakernel",
+        f"{rows} tokens, {hidden} x {columns} bf16, {k} candidates",
+        gpt_oss_tail_chunked_megakernel,
+        {
+            "hidden_states": TensorSpec((rows, hidden), "bfloat16"),
+            "gamma": TensorSpec((hidden,), "float32"),
+            "lm_head_weight_t": TensorSpec((hidden, columns), "bfloat16"),
+            "k": k,
+            "sampling_params": TensorSpec((rows, 3), "float32"),
+        },
+        hbm_bytes=bytes_of_head + 4 * rows * columns,
+        flops={"bfloat16": 2.0 * rows * hidden * columns},
+        other=("GpSimd", cycles / GPSIMD_GHZ / 1e3),
+        lnc=2,
+    )
+
+
 def greedy(rows: int, columns: int, lnc: int) -> Case:
     return Case(
         "cascaded_max",
@@ -83,4 +106,5 @@ CASES = [
     rotational(64, 32000, 8, 2),
 ]
 CASES += [chunked(16, 201088, 64, 1), chunked(64, 201088, 256, 2)]
+CASES += [tail(16, 2880, 25136, 256), tail(64, 2880, 50272, 64)]
 CASES += [gpsimd(16, 64000, 64, 1), gpsimd(64, 32000, 256, 2)]

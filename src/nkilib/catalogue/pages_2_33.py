@@ -80,6 +80,13 @@ PAGES_2_33 = [
         also="sampling top-k vocabulary logits",
     ),
     CatalogueRow(
+        "gpt-oss-tail-chunked-megakernel",
+        "experimental.gpt_oss_tail",
+        "gpt_oss_tail_chunked_megakernel",
+        "2.33",
+        also="sampling top-k top-p temperature lm_head logits token decode",
+    ),
+    CatalogueRow(
         "deepseek-v32-sparse-indexer",
         "experimental.deepseek_v32.sparse_indexer",
         "deepseek_v32_sparse_indexer",
