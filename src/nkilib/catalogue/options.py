@@ -80,6 +80,7 @@ ADDED = {  # release: {kernel: its new options}
         "rmsnorm_mx_quantize_tkg": "is_static_mx",
     },
     "2.33": {
+        "attention_block_tkg": "bound_min bound_max",
         "mla_sparse_attention_cte_kernel": "dense q_pos_offset_hbm precision use_sbuf_indirect",
     },
 }

@@ -107,7 +107,7 @@ def cached(cache: np.ndarray, b: int, o: dict, keys: bool) -> np.ndarray:
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict) -> np.ndarray:
     window = o.get("S_ctx") or (
-        o["attention_mask"].shape[0] if o.get("pos_ids") is None else o["V_cache"].shape[-2]
+        o["attention_mask"].shape[0] if o["attention_mask"] is not None else o["V_cache"].shape[-2]
     )
     if o["active_blocks_table"] is not None:
         window = o["active_blocks_table"].shape[1] * o["V_cache"].shape[1]
@@ -115,7 +115,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict) -> np.ndarra
     for b, i, n in np.ndindex(B, A, N):
         keys, values = (cached(o[name], b, o, name == "K_cache")[:window] for name in ("K_cache", "V_cache"))
         keys[window - A :], values[window - A :] = k[b], v[b]
-        if o.get("pos_ids") is None:
+        if o.get("bound_min") is not None:
+            seen = (at >= o["bound_min"][b, i]) & (at < o["bound_max"][b, i])
+        elif o.get("pos_ids") is None:
             seen = o["attention_mask"][:, b, n, i] != 0
         else:
             end = o["pos_ids"][b, i if o.get("swa_start_pos_ids") is not None else 0]
@@ -126,6 +128,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, o: dict) -> np.ndarra
             seen = seen & ((at < int(o["max_context_len"].flat[0])) | (at >= window - A))
         if o.get("pos_ids") is not None:
             seen[window - A :] = np.arange(A) <= i
+        if o.get("bound_min") is not None:
+            same = o["bound_min"][b] == o["bound_min"][b, i]
+            seen[window - A :] = same & (np.arange(A) <= i)
         sink = -np.inf if o["sink"] is None else float(o["sink"][n, 0])
         scores = np.where(seen, keys @ q[b, i, n], -np.inf)
         top = max(scores.max(), sink)

@@ -78,6 +78,8 @@ NARROW = {
     "v_scale": 2 * ONE,
 }
 POS = {"pos_ids": np.array([[60, 61], [100, 101]], np.float32), "attention_mask": None, "S_ctx": S}
+LOW, HIGH = np.array([[10, 10], [0, 77]], np.int32), np.array([[60, 60], [55, 90]], np.int32)
+BOUNDS = {"bound_min": LOW, "bound_max": HIGH, "attention_mask": None, "S_ctx": S}
 BLOCK = 128
 TABLE = np.array([[3], [1]], np.int32)
 PAGED = {
@@ -190,6 +192,21 @@ CASES = [
         POS | {"S_ctx": None} | {name: random((B, 1, 256, D), BF16, 6) for name in ("K_cache", "V_cache")},
     ),
     Option("swa_start_pos_ids", POS | {"swa_start_pos_ids": POS["pos_ids"] - 20}),
+    Option("bounds", BOUNDS),
+    Option(
+        "bounds-float32",
+        BOUNDS | {name: BOUNDS[name].astype(np.float32) for name in ("bound_min", "bound_max")},
+    ),
+    Option("bounds-of-new-sequences", BOUNDS | {"bound_min": np.array([[9, 10], [3, 0]], np.int32)}),
+    Option("bounds-without-cache", BOUNDS | {"bound_min": LOW + 20, "bound_max": LOW + 20}),
+    Option("bounds-to-the-end", BOUNDS | {"bound_min": 0 * LOW, "bound_max": 0 * LOW + S - A}),
+    Option("bounds-sink", BOUNDS | {"sink": random((N, 1), "float32", 11)}),
+    Option("bounds-updated", BOUNDS | UPDATE),
+    Option("bounds-transposed", BOUNDS | TURNED),
+    Option("bounds-fp8-caches", BOUNDS | NARROW),
+    Option("bounds-rope", BOUNDS | ROPE),
+    Option("bounds-blocks", PAGED | BOUNDS),
+    Option("bounds-max_context_len", BOUNDS | {"max_context_len": np.array([50], np.int32)}),
     Option("S_ctx", {"S_ctx": 128}),
     Option("max_context_len", {"max_context_len": np.array([50], np.int32)}),
     Option("dtype_mode", {"dtype_mode": DtypeMode.AUTO}),
@@ -286,6 +303,13 @@ REFUSED = [
     Option("refuses-transposed-blocks", PAGED | {"K_cache_transposed": True}, "K_cache_transposed"),
     Option("refuses-packed-16-bits", PAGED | {"fp8_packed": True}, "K_cache"),
     Option("refuses-pos_ids-shape", POS | {"pos_ids": POS["pos_ids"][:1]}, "pos_ids"),
+    Option("refuses-bound_min-alone", BOUNDS | {"bound_max": None}, "bound_max"),
+    Option("refuses-bound_max-alone", BOUNDS | {"bound_min": None}, "bound_min"),
+    Option("refuses-bound_max-shape", BOUNDS | {"bound_max": HIGH[:1]}, "bound_max"),
+    Option("refuses-bound_min-shape", BOUNDS | {"bound_min": LOW[:1]}, "bound_min"),
+    Option("refuses-bounds-and-mask", {"bound_min": LOW, "bound_max": HIGH}, "attention_mask"),
+    Option("refuses-bounds-and-pos_ids", BOUNDS | {"pos_ids": POS["pos_ids"]}, "pos_ids"),
+    Option("refuses-bounds-and-CP", BOUNDS | {"CP": 2, "CP_replica_group": ((0, 1),)}, "CP"),
     Option("refuses-KVDP-without-groups", {"KVDP": 2}, "KVDP_replica_group"),
     Option("refuses-CP-without-groups", {"CP": 2}, "CP_replica_group"),
 ]

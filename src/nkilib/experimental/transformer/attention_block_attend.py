@@ -6,6 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.attention.attention_tkg import AttnTKGConfig, attention_tkg
 from nkilib.core.utils.common_types import DtypeMode
+from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.transformer.attention_block_parameters import BlockCaches, BlockMasks, BlockSizes
 
@@ -37,7 +38,7 @@ def attend(
     out = nl.ndarray((n.depth, columns), dtype, buffer=nl.sbuf)
     mask = masks.mask
     if mask is None:
-        mask = causal_mask(n)
+        mask = causal_mask(n, masks.start_pos_ids if masks.packed else None)
     attention_tkg(
         q.reshape((n.depth, columns)),
         keys,
@@ -66,12 +67,30 @@ def with_head(cache: Tensor, n: BlockSizes) -> Tensor:
     return cache.reshape((cache.shape[0], 1, cache.shape[1], cache.shape[2]))
 
 
-def causal_mask(n: BlockSizes) -> Tensor:
-    """Return [S, B, N, S] in HBM: each new token sees the new tokens up to itself."""
+def causal_mask(n: BlockSizes, sequences: Tensor | None = None) -> Tensor:
+    """Return [S, B, N, S] in HBM: each new token sees the new tokens up to itself.
+
+    With the numbers of their sequences [B, S], those of its own alone.
+    """
     columns = n.batch * n.heads
     tile = nl.ndarray((n.active, columns, n.active), nl.float32, buffer=nl.sbuf)
     nisa.memset(tile, 1.0)
     nisa.affine_select(tile, [[0, columns], [1, n.active]], -1, tile, 0.0, cmp_op=nl.greater_equal)
+    if sequences is not None:
+        together = same_sequence(n, sequences).expand_dim(2).broadcast(2, n.heads)
+        by_batch = tile.reshape_dim(1, (n.batch, n.heads))
+        nisa.tensor_tensor(by_batch, by_batch, together, nl.multiply)
     mask = nl.ndarray((n.active, n.batch, n.heads, n.active), nl.float32, buffer=nl.private_hbm)
     nisa.dma_copy(mask.reshape((n.active, columns, n.active)), tile)
     return mask
+
+
+def same_sequence(n: BlockSizes, sequences: Tensor) -> Tensor:
+    """[j, b, i] = 1 where new tokens i and j of a row are of one sequence."""
+    shape = (n.active, n.batch, n.active)
+    together = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    of_queries = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(of_queries, sequences.expand_dim(0).broadcast(0, n.active))
+    of_keys = load(sequences.permute((1, 0)), nl.float32).expand_dim(2).broadcast(2, n.active)
+    nisa.tensor_tensor(together, of_queries, of_keys, nl.equal)
+    return together

@@ -105,6 +105,21 @@ def check_companions(b: AttentionBlock) -> None:
     )
 
 
+def check_bounds(
+    low: Tensor | None,
+    high: Tensor | None,
+    mask: Tensor | None,
+    pos_ids: Tensor | None,
+    start_pos_ids: Tensor | None,
+    ranks: int,
+) -> None:
+    """Bounds come together, and alone."""
+    check_pair("bound_min", low, "bound_max", high)
+    others = (("attention_mask", mask), ("pos_ids", pos_ids), ("swa_start_pos_ids", start_pos_ids))
+    refuse_without_effect(False, "bound_min=None", others)
+    kernel_assert(ranks == 1, f"CP: got {ranks}, allowed with bound_min is 1")
+
+
 def check_pair(name: str, value: Tensor | None, other_name: str, other: Tensor | None) -> None:
     kernel_assert(value is None or other is not None, f"{other_name}: got None, needed by {name}")
     kernel_assert(other is None or value is not None, f"{name}: got None, needed by {other_name}")
@@ -171,7 +186,8 @@ def check_masks(n: BlockSizes, b: AttentionBlock) -> None:
     if m.mask is not None:
         rows = n.window if m.pos_ids is None else n.active
         assert_shape(m.mask, (rows, n.batch, n.heads, n.active), "attention_mask")
-    for pair in (("pos_ids", m.pos_ids), ("swa_start_pos_ids", m.start_pos_ids)):
+    names = ("bound_max", "bound_min") if m.packed else ("pos_ids", "swa_start_pos_ids")
+    for pair in ((names[0], m.pos_ids), (names[1], m.start_pos_ids)):
         if pair[1] is not None:
             assert_shape(pair[1], (n.batch, n.active), pair[0])
     if m.sink is not None:

@@ -110,6 +110,7 @@ class BlockMasks(nl.NKIObject):
     tiled: bool = True
     sbm: BufferManager | None = None
     statistics: dict[str, Tensor] | None = None  # receives maxima and sums of a partial float32 result
+    packed: bool = False  # the positions are bounds, whose lower ends name sequences
 
 
 @dataclass

@@ -8,6 +8,7 @@ from nkilib.core.utils.common_types import DtypeMode, QuantizationType
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.collectives.rings import ReplicaGroups
 from nkilib.experimental.transformer.attention_block_cache import CacheUpdate
+from nkilib.experimental.transformer.attention_block_checks import check_bounds
 from nkilib.experimental.transformer.attention_block_parameters import (
     INPUT_EPS,
     AttentionBlock,
@@ -87,6 +88,8 @@ def attention_block_tkg(
     CP: int = 1,
     CP_replica_group: ReplicaGroups | None = None,
     CP_collective_mode: CPCollectiveMode | None = None,
+    bound_min: Tensor | None = None,
+    bound_max: Tensor | None = None,
     pending_updates: list[CacheUpdate] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The attention block of decode, from hidden states to what is added to them. Returns (out, K, V).
@@ -101,6 +104,11 @@ def attention_block_tkg(
     K_cache_transposed, or blocks [n, block_len, d] with active_blocks_table [B, blocks]; the 1 may be absent.
     attention_mask [S_ctx, B, N, S], or pos_ids (and swa_start_pos_ids) as `attention_tkg` takes them; sink
     [N, 1]. W_out [N d, H].
+
+    Packed sequences: bound_min and bound_max [B, S] take the place of the mask and the positions. Of row b of
+    the cache new token i sees keys bound_min <= j < bound_max; of the new tokens up to itself those with its
+    bound_min, which names its sequence. Not with CP. Release 2.33 has packing, but its arguments could not be
+    read: these are ours, named as in `attention_cte`.
 
     The new tokens are the last S of the S_ctx keys. update_cache writes them in place, sequence b from
     kv_cache_update_idx[b] on (in blocks: from that slot), nothing if that is negative or 2^32 - 1; K and V
@@ -184,9 +192,14 @@ def attention_block_tkg(
         rmsnorm_QK_post_rope_W_Q,
         rmsnorm_QK_post_rope_W_K,
     )
+    packed = bound_min is not None or bound_max is not None
+    if packed:
+        check_bounds(bound_min, bound_max, attention_mask, pos_ids, swa_start_pos_ids, CP)
+        pos_ids, swa_start_pos_ids = bound_max, bound_min
     masks = BlockMasks(
         attention_mask, pos_ids, swa_start_pos_ids, sink, max_context_len, enable_fa_s_prior_tiling, sbm
     )
+    masks.packed = packed
     block = AttentionBlock(
         BlockInput(X, W_qkv, bias_qkv, norm, w_qkv, transposed_in, is_h_transposed_by_4),
         caches,
