@@ -1,6 +1,6 @@
 """Run by torchrun: random worlds of as many ranks as there are processes, and what happens when one fails.
 
-`torchrun --nproc-per-node 2 attached_program.py [worlds|fails|mismatch|late|cut] ...`
+`torchrun --nproc-per-node 2 attached_program.py [worlds|ring|fails|mismatch|late|cut] ...`
 """
 
 from __future__ import annotations
@@ -71,6 +71,25 @@ def worlds(rank, size):
         x = torch.full((2, 3), rank + 1.0, dtype=torch.bfloat16)
         assert (summed[2](x, (tuple(range(size)),)) == size * (size + 1) / 2).all()
     say(f"rank {rank}: {len(seeds)} worlds")
+
+
+def ring(rank, size):
+    """Gradients of ring attention, whose backward exchanges too, against those of attention."""
+    from nkilib.autograd import ring_attention_spmd_fwd
+
+    torch.manual_seed(0)
+    whole = [torch.randn(1, 2, 128 * size, 24, dtype=torch.float64).requires_grad_() for _ in range(4)]
+    q, k, v, weight = whole
+    later = torch.ones(128 * size, 128 * size, dtype=torch.bool).triu(1)
+    out = (q @ k.mT).masked_fill(later, -torch.inf).softmax(-1) @ v
+    wanted = torch.autograd.grad((out * weight).sum(), whole[:3])
+    mine = [x.detach().float().chunk(size, 2)[rank].contiguous() for x in whole]
+    leaves = [x.requires_grad_() for x in mine[:3]]
+    with attach(timeout=240):
+        y = ring_attention_spmd_fwd(*leaves, num_workers=size, softmax_scale=1.0, use_causal_mask=True)
+        (y * mine[3]).sum().backward()
+    errors = [(a.grad - b.chunk(size, 2)[rank]).abs().max() for a, b in zip(leaves, wanted, strict=True)]
+    say(f"rank {rank}: ring {max(errors).item() < 1e-4}")
 
 
 def fails(rank, size):

@@ -32,8 +32,9 @@ def test_four_ranks_leave_the_bits_of_the_specification_and_name_the_one_that_fa
     assert failed == [f"rank {r}: index of rank 3 after True" for r in range(4)]
 
 
-def test_two_ranks_agree_and_both_hear_of_a_mismatch_and_of_a_rank_that_comes_late():
-    said = torchrun(2, "worlds", "mismatch", "late")
+def test_two_ranks_agree_train_and_both_hear_of_a_mismatch_and_of_a_rank_that_comes_late():
+    said = torchrun(2, "worlds", "ring", "mismatch", "late")
+    assert [line for line in said if "ring" in line] == [f"rank {r}: ring True" for r in range(2)]
     assert [line for line in said if "worlds" in line] == [f"rank {r}: 12 worlds" for r in range(2)]
     mismatch = [line for line in said if "mismatch" in line]
     assert mismatch == [f"rank {r}: collective-mismatch with 2 rows" for r in range(2)]

@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from nki.frameworks.torch import differentiable
+from nkilib.autograd.experts import blockwise_mm_fwd_mxfp8, mlp_forward_mxfp8_nki, moe_cte
+from nkilib.autograd.ring import ring_attention_spmd_fwd
 from nkilib.core.attention.attention_bwd import attention_bwd
 from nkilib.core.attention.attention_cte import attention_cte as forward_attention
 from nkilib.core.embeddings.rope import RoPE as forward_rope
@@ -43,6 +45,7 @@ __all__ = [
     "attention_cte",
     "avg_pooling_3d",
     "batch_norm",
+    "blockwise_mm_fwd_mxfp8",
     "conv1d",
     "conv3d",
     "conv3d_transpose",
@@ -54,7 +57,10 @@ __all__ = [
     "matmul_mxfp8",
     "max_pooling_3d",
     "mlp",
+    "mlp_forward_mxfp8_nki",
+    "moe_cte",
     "ms_deformable_attention",
+    "ring_attention_spmd_fwd",
     "rms_norm",
     "scatter_add",
 ]

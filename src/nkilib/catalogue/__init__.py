@@ -25,6 +25,7 @@ DIFFERENTIABLE = (  # the names of nkilib.autograd, which imports PyTorch
     "attention_cte",
     "avg_pooling_3d",
     "batch_norm",
+    "blockwise_mm_fwd_mxfp8",
     "conv1d",
     "conv3d",
     "conv3d_transpose",
@@ -36,7 +37,10 @@ DIFFERENTIABLE = (  # the names of nkilib.autograd, which imports PyTorch
     "matmul_mxfp8",
     "max_pooling_3d",
     "mlp",
+    "mlp_forward_mxfp8_nki",
+    "moe_cte",
     "ms_deformable_attention",
+    "ring_attention_spmd_fwd",
     "rms_norm",
     "scatter_add",
 )

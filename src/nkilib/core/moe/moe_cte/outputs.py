@@ -61,6 +61,9 @@ def new_checkpoints(p: ExpertsParameters) -> tuple:
     if gate_up is None:
         shape = (blocks, 2, intermediate_size(p), p.block_size)
         gate_up = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+        if p.skip_gate and nl.program_id(0) == 0:
+            for block in range(blocks):  # nothing is written to the place of the gate
+                clear(gate_up[block, 0], zero_tile(p.block_size, dtype))
     if not p.checkpoint_down:
         return gate_up, None
     if down is None:
