@@ -2,7 +2,7 @@
 
 export NEURON_PLATFORM_TARGET_OVERRIDE=trn3         MX needs trn3
 python examples/deepseek_v32.py [--tokens 48]       compares with the layer of transformers
-python examples/deepseek_v32.py --profile           models a rank's share of a layer of the full model
+python examples/deepseek_v32.py --profile           models a layer of the full model
 
 The weights are random and nothing is downloaded; the full model has only shapes.
 """
@@ -113,8 +113,12 @@ class Layer:
             layer.mlp.experts.down_proj.transpose(1, 2),
         )
 
-    def attended(self, x, cos, sin):
-        """Return the attention of x [1, S, H] and the keys of each query, [S, topk]; -1: none."""
+    def attended(self, x, cos, sin, earlier=None):
+        """Return the attention of x [1, S, H] and the keys of each query, [S, topk]; -1: none.
+
+        `earlier` has what stands in the caches before: latents [1, N, L], keys [1, N, R], the indexer's keys
+        [1, 128, N + S], in which there is room for those of x.
+        """
         c, w, net = self.config, self.weights, self.layer.self_attn
         tokens, half = x.shape[1], self.weights.rope // 2
         mx, normal = self.run(rmsnorm_mx_prefill, x, row(self.layer.input_layernorm), emit_norm_bf16=True)
@@ -130,7 +134,11 @@ class Layer:
             *(w.heads, w.nope, w.rope, c.kv_lora_rank, c.q_lora_rank),
             **latents,
         )
-        later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        start, index_keys = 0, torch.zeros(1, 128, tokens, dtype=torch.bfloat16)
+        if earlier is not None:
+            start, index_keys = earlier[0].shape[1], earlier[2]
+            c_kv, k_pe = torch.cat([earlier[0], c_kv], 1), torch.cat([earlier[1], k_pe], 1)
+        later = torch.ones(tokens, start + tokens, dtype=torch.bool).triu(start + 1)
         (index_q, scale_q), (index_k, scale_k) = w.index
         places = self.run(
             sparse_attention_indexer_mx_bf16score,
@@ -138,15 +146,14 @@ class Layer:
             *(index_q, index_k, net.indexer.k_norm.weight.float(), net.indexer.k_norm.bias.float()),
             net.indexer.weights_proj.weight.to(torch.bfloat16),
             *(table[0, :, :half].float().contiguous() for table in (cos, sin)),
-            torch.zeros(1, 128, tokens, dtype=torch.bfloat16),
-            torch.where(later, -1e30, 0.0),
-            *(c.index_n_heads, c.index_head_dim, w.rope, c.index_topk, 0),
+            *(index_keys, torch.where(later, -1e30, 0.0)),
+            *(c.index_n_heads, c.index_head_dim, w.rope, c.index_topk, start),
             wq_b_scale=scale_q,
             wk_scale=scale_k,
             **latents,
             emit_flat_topk=True,
         )[1]
-        chosen = torch.where(places > torch.arange(tokens)[:, None], -1, places)
+        chosen = torch.where(places > start + torch.arange(tokens)[:, None], -1, places)
         padded = nn.functional.pad(chosen, (0, -c.index_topk % 128), value=-1)[None]
         y = self.run(mla_sparse_attention_cte_kernel, q_lift, q_pe, c_kv, k_pe, net.scaling, padded)
         return self.run(mla_vupmx_oproj_cte_kernel, y, *w.wuv, *w.out), chosen
@@ -180,8 +187,8 @@ class Layer:
         always = self.run(mlp, normal[None], *weights)[0]
         return self.added(routed.reshape(x.shape), always)
 
-    def forward(self, x, cos, sin):
-        update, chosen = self.attended(x, cos, sin)
+    def forward(self, x, cos, sin, earlier=None):
+        update, chosen = self.attended(x, cos, sin, earlier)
         x = self.added(x, update)
         return self.added(x, self.mixture(x)), chosen
 
@@ -284,25 +291,25 @@ def compare(tokens):
     }, len(same) / tokens
 
 
+LAYERS, CONTEXT = 58, 4096  # layers with experts, of 61; tokens of the sequence so far
+
+
 @torch.no_grad()
 def profile(tokens):
-    """Print the modelled times of a rank's share of a layer: 16 of 128 heads, 8 of 256 experts."""
-    config = DeepseekV32Config(
-        num_hidden_layers=1,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-        n_routed_experts=8,
-        n_group=1,
-        topk_group=1,
-        index_topk=128,
-        mlp_layer_types=["sparse"],
-    )
+    """Print the modelled times of a layer of the full model: its last tokens attend to all before."""
+    config = DeepseekV32Config(num_hidden_layers=1, mlp_layer_types=["sparse"])
+    before = CONTEXT - tokens
+
+    def meta(*shape):
+        return torch.empty(shape, dtype=torch.bfloat16)
+
     with torch.device("meta"):
         layer = Layer(DeepseekV32DecoderLayer(config, 0).to(torch.bfloat16), config, Calls())
-        x = torch.empty(1, tokens, config.hidden_size, dtype=torch.bfloat16)
-        tables = [torch.empty(1, tokens, config.qk_rope_head_dim, dtype=torch.bfloat16)] * 2
-        layer.forward(x, *tables)
-    print(layer.run.table(f"a rank's share of a layer, {tokens} tokens"))
+        tables = [meta(1, tokens, config.qk_rope_head_dim)] * 2
+        earlier = meta(1, before, config.kv_lora_rank), meta(1, before, config.qk_rope_head_dim)
+        layer.forward(meta(1, tokens, config.hidden_size), *tables, (*earlier, meta(1, 128, CONTEXT)))
+    print(layer.run.table(f"a layer, {tokens} tokens behind {before} others"))
+    print(f"{LAYERS} such layers: {LAYERS * sum(layer.run.us.values()) / 1e3:,.0f} ms")
 
 
 def main():

@@ -1,8 +1,8 @@
-"""GPT-OSS on library kernels: sliding window, sinks, MXFP4 experts and top-k; compared with the model.
+"""GPT-OSS on library kernels: sliding window, sinks, MXFP4 experts, sampling tail; compared with the model.
 
 export NEURON_PLATFORM_TARGET_OVERRIDE=trn3         MX needs trn3
 python examples/gpt_oss.py [--tokens 48]            compares with the model of transformers
-python examples/gpt_oss.py --profile                models layers of the 20B model
+python examples/gpt_oss.py --profile                models a step of the 20B model
 
 The weights are random and nothing is downloaded; the 20B model has only shapes.
 """
@@ -18,8 +18,6 @@ from nki import mx
 from nkilib.core.attention.attention_cte import attention_cte
 from nkilib.core.output_projection.output_projection_cte import output_projection_cte
 from nkilib.core.qkv.qkv_cte import qkv_cte
-from nkilib.core.qkv.qkv_tkg import qkv_tkg
-from nkilib.core.topk import create_rotational_topk_config, rotational_topk
 from nkilib.core.utils.common_types import (
     ActFnType,
     ExpertAffinityScaleMode,
@@ -28,6 +26,7 @@ from nkilib.core.utils.common_types import (
     RouterActFnType,
 )
 from nkilib.experimental.foreach.foreach_elementwise import add_tensor_kernel
+from nkilib.experimental.gpt_oss_tail import gpt_oss_tail_chunked_megakernel
 from nkilib.experimental.moe_block.mx_moe_block_tkg_wrapper import mx_moe_block_tkg_wrapper
 
 # ---- MXFP4 weights in the layout of the kernel ---------------------------------------------------
@@ -213,12 +212,22 @@ class GptOss:
             x = layer.forward(x, tables)
         return x
 
-    def candidates(self, x, k):
-        """Return the k largest logits of the last token, sorted, and their tokens: [B, k] each."""
-        last = x[:, -1:].contiguous()
-        logits = self.run(qkv_tkg, last, self.head, self.gamma, eps=self.config.rms_norm_eps)[:, 0].float()
-        config = create_rotational_topk_config(tuple(logits.shape), logits.dtype, k)
-        return self.run(rotational_topk, logits.contiguous(), config)
+    def sample(self, x, k, top_p=0.9, temperature=0.7, size=None):
+        """Return a next token of each sequence, [B, 1], and its k candidates, likely ones first, [B, k]."""
+        last = x[:, -1].contiguous()
+        params = torch.tensor([[0.0, top_p, temperature]]).repeat(len(x), 1).to(x.device)
+        token, _, candidates = self.run(
+            gpt_oss_tail_chunked_megakernel,
+            last,
+            self.gamma,
+            self.head,
+            self.config.rms_norm_eps,
+            hidden_actual=size,
+            k=k,
+            sampling_params=params,
+            emit_logits=False,
+        )
+        return token, candidates
 
 
 # ---- comparison and modelled times ---------------------------------------------------------------
@@ -254,9 +263,10 @@ def random_model():
 
 @torch.no_grad()
 def compare(tokens, k=5):
-    """Return the distances of our hidden states and the bfloat16 model's from float32, and the hits in k.
+    """Return the distances of our hidden states and the bfloat16 model's from float32, hits in k, the token.
 
-    Hits are those of the k most likely tokens of the float32 model that the kernels find.
+    Hits are those of the k most likely tokens of the float32 model that the kernels find; the token is drawn
+    from ours.
     """
     model = random_model()
     for layer in model.model.layers:
@@ -272,14 +282,16 @@ def compare(tokens, k=5):
     hook.remove()
     oss = GptOss(model, Calls())
     x = oss.hidden(text)
-    found = oss.candidates(x, k)[1].long().reshape(-1)
-    common = len(set(found.tolist()) & set(logits[0].topk(k).indices.tolist()))
-    return relative_error(x, exact), relative_error(theirs, exact), common
+    token, found = oss.sample(x, k)
+    likely = logits[0].topk(k).indices.tolist()
+    common = len(set(found[0].tolist()) & set(likely))
+    return relative_error(x, exact), relative_error(theirs, exact), common, token.item() in found[0].tolist()
 
 
 @torch.no_grad()
 def profile(config, tokens):
-    """Print the modelled times of a layer of each kind and of the head, on two cores."""
+    """Print the modelled times of a layer of each kind, of the tail and of all layers, on two cores."""
+    total = 0.0
     with torch.device("meta"):
         model = GptOssForCausalLM(config).to(torch.bfloat16)
         oss = GptOss(model, None)
@@ -288,22 +300,28 @@ def profile(config, tokens):
             layer.run = Calls()
             layer.forward(x, oss.tables(x))
             print(layer.run.table(f"{kind}, {tokens} tokens"), flush=True)
+            total += LAYERS // 2 * sum(layer.run.us.values())
         oss.run = Calls()
-        oss.candidates(x, 64)
-        print(oss.run.table("head and the 64 largest logits"))
+        oss.sample(x.transpose(0, 1), 64, size=HIDDEN)
+        print(oss.run.table("norm, head and sampling"))
+    total += sum(oss.run.us.values())
+    print(f"{LAYERS} layers and the tail, {tokens} tokens: {total / 1e3:,.1f} ms")
+
+
+LAYERS, HIDDEN = 24, 2880  # of the 20B model
 
 
 def twenty_billion():
-    """The sizes of the 20B model, whose 2880 channels are padded to 3072: MX weights have tiles of 512."""
+    """The sizes of the 20B model, whose channels are padded to 3072: MX weights have tiles of 512."""
     return GptOssConfig(
         hidden_size=3072,
-        intermediate_size=2880,
+        intermediate_size=HIDDEN,
         num_hidden_layers=2,
         num_local_experts=32,
         num_attention_heads=64,
         num_key_value_heads=8,
         head_dim=64,
-        vocab_size=16384,
+        vocab_size=201088,
         layer_types=["sliding_attention", "full_attention"],
     )
 
@@ -311,12 +329,12 @@ def twenty_billion():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int)
-    parser.add_argument("--profile", action="store_true", help="layers of the 20B model on the timing model")
+    parser.add_argument("--profile", action="store_true", help="a step of the 20B model on the timing model")
     options = parser.parse_args()
     if options.profile:
         profile(twenty_billion(), options.tokens or 4)
         return
-    ours, theirs, common = compare(options.tokens or 48)
+    ours, theirs, common, _ = compare(options.tokens or 48)
     print(f"hidden states off the float32 model by {ours:.4f}, the bfloat16 model by {theirs:.4f}")
     print(f"{common} of the 5 most likely tokens are those of the float32 model")
 
