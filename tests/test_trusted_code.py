@@ -72,6 +72,7 @@ TRUSTED = {
     ("nki.ranks.lifetime", "ctypes.CDLL"): "prctl of the C library",
     ("nki.report.html", ".read_text"): OURS,
     ("nki.tune.space", "ast.literal_eval"): "literals of the command line",
+    ("nki.typing", "compile"): CODE,
     ("nki.typing", "eval"): CODE,
     ("nki_legacy.commands.old_names", "importlib.import_module"): OURS,
     ("nki_legacy.commands.source_file", ".read_bytes"): "what it has written itself",
