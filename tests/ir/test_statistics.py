@@ -14,9 +14,12 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.ir.liveness import TileLifetimes
+from nki.ir.statistics import Statistics
 from nki.ir.storage import Storage
 from nki.kernel.cache import programs
 from nki.machine.generations import find
+from nki.machine.memories import PSUM, SBUF
+from random_programs import rich_programs
 from support import target
 
 KIB = 1024
@@ -349,3 +352,21 @@ def test_a_trace_without_data_counts_the_same():
     ran, traced = kernel.run(X).statistics, kernel.trace(X).statistics()
     assert ran.sbuf_peak_bytes == traced.sbuf_peak_bytes == TILE + 128 * 256
     assert ran.by_instruction == traced.by_instruction and ran.reloads == traced.reloads == {"x": 3.0}
+
+
+@settings(max_examples=40, deadline=None)
+@given(rich_programs(size=24))
+def test_a_recorded_program_counts_as_its_instructions_one_by_one(traced):
+    program, _ = traced
+    streamed = Statistics(program.machine)
+    for core, items in enumerate(program.unrolled()):
+        sink = streamed.sink_of(core)
+        for instruction, _ in items:
+            sink(instruction)
+    streamed.finish()
+    recorded = program.statistics()
+    for name in ("instructions", "by_instruction", "dma_transfers", "dma_bytes", "hbm_read_bytes", "reloads"):
+        assert getattr(recorded, name) == getattr(streamed, name), name
+    assert recorded.hbm_write_bytes == streamed.hbm_write_bytes
+    for buffer in (SBUF, PSUM):
+        assert recorded.peaks(buffer) == streamed.peaks(buffer)

@@ -70,20 +70,7 @@ def lifetimes(items: Sequence[Item]) -> dict[Storage, Lifetime]:
                     first, last = around.get(storage, (begin, position))
                     around[storage] = Lifetime(min(first, begin), max(last, position))
 
-    begins: dict[Storage, int] = {}
-    ends: dict[Storage, int] = {}
-    for instruction in walk(items):
-        access = instruction.access
-        if access.fixed and not instruction.simulator_only:  # its views are its operands, and nothing else
-            for name in access.views:
-                storage = getattr(instruction, name).storage
-                if storage not in begins:
-                    begins[storage] = position
-                ends[storage] = position
-            continue
-        for view in () if instruction.simulator_only else instruction.views():
-            begins.setdefault(view.storage, position)
-            ends[view.storage] = position
+    begins, ends = first_and_last(walk(items))
     found: dict[Storage, Lifetime] = {}
     for storage, begin in begins.items():
         if storage.on_chip:
@@ -92,6 +79,27 @@ def lifetimes(items: Sequence[Item]) -> dict[Storage, Lifetime]:
                 begin, end = min(outer.first, begin), max(outer.last, end)
             found[storage] = tuple.__new__(Lifetime, (begin, end))  # there are many
     return found
+
+
+def first_and_last(instructions: Iterable[Instruction]) -> tuple[dict[Storage, int], dict[Storage, int]]:
+    """Return the first and the last position that uses each storage; positions start at 1."""
+    begins: dict[Storage, int] = {}
+    ends: dict[Storage, int] = {}
+    for position, instruction in enumerate(instructions, 1):
+        if instruction.simulator_only:
+            continue
+        access = instruction.access
+        if access.fixed:  # its views are its operands, and nothing else
+            for name in access.views:
+                storage = getattr(instruction, name).storage
+                if storage not in begins:
+                    begins[storage] = position
+                ends[storage] = position
+            continue
+        for view in instruction.views():
+            begins.setdefault(view.storage, position)
+            ends[view.storage] = position
+    return begins, ends
 
 
 # ---- live bytes ----------------------------------------------------------------------------------
@@ -246,14 +254,23 @@ class TileLifetimes:
             self.released.append(storage)
             return
         _, first, last = self.open.pop(id(storage))
-        memory = storage.buffer
+        self._close(storage, Lifetime(first, last))
+        if len(self.closed[storage.buffer]) >= self.limit[storage.buffer]:
+            self._condense(storage.buffer)
+
+    def _close(self, storage: Storage, life: Lifetime) -> None:
         if storage.address is not None:
-            self.placed[memory].setdefault(address_range(storage), storage)
-            return
-        size = storage.taken(self.machine)
-        self.closed[memory].append(LiveTiles(Lifetime(first, last), size, (storage,)))
-        if len(self.closed[memory]) >= self.limit[memory]:
-            self._condense(memory)
+            self.placed[storage.buffer].setdefault(address_range(storage), storage)
+        else:
+            tiles = (life, storage.taken(self.machine), (storage,))
+            self.closed[storage.buffer].append(tuple.__new__(LiveTiles, tiles))  # there are many
+
+    def add(self, instructions: Iterable[Instruction]) -> None:
+        """Add the lifetimes of all tiles of a recorded program."""
+        begins, ends = first_and_last(instructions)
+        for storage, first in begins.items():
+            if storage.on_chip:
+                self._close(storage, tuple.__new__(Lifetime, (first, ends[storage])))
 
     def close_all(self) -> None:
         """End all lifetimes."""

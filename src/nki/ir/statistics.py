@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF, MemoryRegion
@@ -59,14 +59,16 @@ class Statistics:
             if isinstance(view, View):
                 nbytes = view.nbytes
                 self.dma_bytes += nbytes
-                if not view.storage.on_chip:
-                    self._count_hbm(view.storage, nbytes, self.hbm_write_bytes)
+                self._count_hbm(view, nbytes, self.hbm_write_bytes)
         for i in instruction.read_at:
             view = operands[i]
-            if isinstance(view, View) and not view.storage.on_chip:
-                self._count_hbm(view.storage, view.nbytes, self.hbm_read_bytes)
+            if isinstance(view, View):
+                self._count_hbm(view, view.nbytes, self.hbm_read_bytes)
 
-    def _count_hbm(self, storage: Storage, nbytes: int, bytes_by_name: Counter[str]) -> None:
+    def _count_hbm(self, view: View, nbytes: int, bytes_by_name: Counter[str]) -> None:
+        storage = view.storage
+        if storage.on_chip:
+            return
         label = storage.name or _label(storage)
         if id(storage) not in self._hbm:
             self._hbm[id(storage)] = storage
@@ -92,11 +94,25 @@ class Statistics:
         """Return the counts of recorded programs, one for each core."""
         statistics = Statistics(machine)
         for core, program in enumerate(programs):
-            count = statistics.sink_of(core)
-            for instruction in program:
-                count(instruction)
-        statistics.finish()
+            statistics._add([i for i in program if not i.simulator_only], core)
         return statistics
+
+    def _add(self, instructions: Sequence[Instruction], core: int) -> None:
+        """Add the recorded instructions of a core."""
+        self.instructions += len(instructions)
+        kinds = Counter([i.__class__ for i in instructions])
+        for kind, count in kinds.items():
+            self.by_instruction[kind.public] += count
+        tiles = self._cores[core] = TileLifetimes(self.machine)
+        tiles.add(instructions)
+        moving = {kind for kind in kinds if issubclass(kind, TransferInstruction)}
+        transfers = [i for i in instructions if i.__class__ in moving]
+        self.dma_transfers += len(transfers)
+        for view, count in _distinct((i, i.write_at) for i in transfers):
+            self.dma_bytes += count * view.nbytes
+            self._count_hbm(view, count * view.nbytes, self.hbm_write_bytes)
+        for view, count in _distinct((i, i.read_at) for i in transfers):
+            self._count_hbm(view, count * view.nbytes, self.hbm_read_bytes)
 
     def finish(self) -> None:
         """End the lifetimes of all tiles."""
@@ -133,6 +149,14 @@ class Statistics:
     def reloads(self) -> dict[str, float]:
         """How often each HBM tensor was read in full: 1.0 is once, 4.0 means its bytes came four times."""
         return {name: read / self._hbm_sizes[name] for name, read in self.hbm_read_bytes.items()}
+
+
+def _distinct(at: Iterable[tuple[Instruction, Sequence[int]]]) -> Iterator[tuple[View, int]]:
+    """Yield tensors among these operands: one of equal ones in HBM, or of equal tiles, and how many."""
+    views = [v for i, numbers in at for v in map(i.operands().__getitem__, numbers) if isinstance(v, View)]
+    keys = [(None if v.storage.on_chip else v.storage, v._sig or v.sig) for v in views]
+    some = dict(zip(keys, views, strict=True))
+    return ((some[key], count) for key, count in Counter(keys).items())
 
 
 def _label(storage: Storage) -> str:

@@ -66,6 +66,9 @@ class CoreColumns:
             self.places[index] = TRIGGERS[transfer.mode]
         in_psum = plan.uses.in_psum
         self.psum_positions = {op.index: op.position for op in operations if op.position in in_psum}
+        self.uses_psum = bytearray(len(operations))
+        for index in self.psum_positions:
+            self.uses_psum[index] = True
         self.banks = BankPlan(machine, plan.uses, plan.without_inputs)
         self._connect()
 

@@ -64,10 +64,11 @@ class CoreSimulation:
         self.kinds, self.places, self.priorities = columns.kinds, columns.places, columns.priorities
         self.of_result, self.of_engine = columns.users.of_result, columns.users.of_engine
         self.of_begin = columns.users.of_begin
-        self.psum = columns.psum_positions
+        self.psum, self.uses_psum = columns.psum_positions, columns.uses_psum
         self.joint = self._joint(len(simulation.starts))  # transfers that begin together with others'
         self.waiting: list[list[int]] = [[] for _ in range(PLACES)]  # rank * size + operation
         self.idle_at = [0.0] * PLACES
+        self.resume = [-1] * PLACES  # the tick of a `_take_next` that is posted once something waits
         self.last_on = [-1] * PLACES
         self.table: str | None = None
         self.clocks = engine_clocks(self.machine)
@@ -118,26 +119,27 @@ class CoreSimulation:
 
     def _finish(self, index: int, now: float) -> None:
         """Release what waits for the result of an operation: others, and the PSUM banks that it used last."""
-        first = self.of_result.first
-        missing, ready, loadable, kinds = self.missing, self.ready, self.loadable, self.kinds
-        blocked_by = self.blocked_by
-        kind = self.columns.release_kinds[index]
-        waits = self.done_waits[kind]
-        feeds = TENSOR < kind <= DMA  # the PE array from outside
-        for user in self.of_result.users[first[index] : first[index + 1]]:
-            moment = now + waits[kinds[user]]
-            if feeds and moment > loadable[user]:
-                loadable[user] = moment
-            if moment >= ready[user]:
-                ready[user] = moment
-                blocked_by[user] = index
-            left = missing[user] = missing[user] - 1
-            if left == 0:
-                if ready[user] <= now:
-                    self.enqueue(user, now)
-                else:
-                    heappush(self.events, (ready[user], self.tick(), self.enqueue, user))
-        if index in self.psum:
+        first, missing, ready = self.of_result.first, self.missing, self.ready
+        begin, end = first[index], first[index + 1]
+        if begin < end:
+            loadable, kinds, blocked_by = self.loadable, self.kinds, self.blocked_by
+            kind = self.columns.release_kinds[index]
+            waits = self.done_waits[kind]
+            feeds = TENSOR < kind <= DMA  # the PE array from outside
+            for user in self.of_result.users[begin:end]:
+                moment = now + waits[kinds[user]]
+                if feeds and moment > loadable[user]:
+                    loadable[user] = moment
+                if moment >= ready[user]:
+                    ready[user] = moment
+                    blocked_by[user] = index
+                left = missing[user] = missing[user] - 1
+                if left == 0:
+                    if ready[user] <= now:
+                        self.enqueue(user, now)
+                    else:
+                        heappush(self.events, (ready[user], self.tick(), self.enqueue, user))
+        if self.uses_psum[index]:
             self._used_banks(index, now)
 
     def _operands_read(self, index: int, now: float) -> None:
@@ -171,6 +173,13 @@ class CoreSimulation:
         heappush(self.waiting[place], self.priorities[index] * self.size + index)
         if self.idle_at[place] <= now:
             self._take_next(place, now)
+        elif self.resume[place] >= 0:
+            self._post_resume(place)
+
+    def _post_resume(self, place: int) -> None:
+        """Post that an engine or trigger takes the next when it is idle: now something waits for it."""
+        heappush(self.events, (self.idle_at[place], self.resume[place], self._take_next, place))
+        self.resume[place] = -1
 
     def _skip(self, index: int, now: float) -> None:
         """Finish at once what a what-if leaves out."""
@@ -207,6 +216,8 @@ class CoreSimulation:
         for place, index in self.starved.take_users(tiles):
             self.ready[index], self.blocked_by[index] = now, taker
             heappush(self.waiting[place], self.priorities[index] * self.size + index)
+            if self.resume[place] >= 0:
+                self._post_resume(place)
             heappush(self.events, (now, self.tick(), self._take_next, place))
         for place in self.starved.places():
             heappush(self.events, (now, self.tick(), self._take_next, place))
@@ -223,7 +234,7 @@ class CoreSimulation:
             if not waiting:
                 break
             index = waiting[0] % size
-            if index not in self.psum or banks.has_room(self.psum[index]):
+            if not self.uses_psum[index] or banks.has_room(self.psum[index]):
                 return index
             starved.add(place, self.psum[index], *divmod(heappop(waiting), size))
         return -1
@@ -244,29 +255,33 @@ class CoreSimulation:
         """Begin the first operation that waits for an engine or trigger, if it is idle and not blocked."""
         if self.idle_at[place] > now:
             return
-        waiting = self.waiting[place]
-        index = waiting[0] % self.size if waiting else -1
-        if index in self.psum or place in self.starved.queues:
-            index = self._first_with_banks(place)
-        if index < 0:
+        waiting, is_starved = self.waiting[place], place in self.starved.queues
+        if not (waiting or is_starved):
             return
+        index = waiting[0] % self.size if waiting else -1
+        if is_starved or self.uses_psum[index]:
+            index = self._first_with_banks(place)
+            if index < 0:
+                return
         if place < DMA:
             until = self._must_wait(place, index, now)
             if until > now:
                 heappush(self.events, (until, self.tick(), self._take_next, place))
                 return
         heappop(waiting)
-        if index in self.psum:
+        if self.uses_psum[index]:
             self._take_banks(index, now)
         last = self.last_on[place]
-        if self.ready[index] < now and last >= 0:
+        if last >= 0 and self.ready[index] < now:
             self.blocked_by[index] = last
         self.last_on[place] = index
         self.order.append(self.columns.first + index)
         until = self._compute(index, place, now) if place < DMA else self._move(index, place, now)
         self.idle_at[place] = until
         if until < math.inf:
-            heappush(self.events, (until, self.tick(), self._take_next, place))
+            self.resume[place] = self.tick()
+            if waiting or place in self.starved.queues:
+                self._post_resume(place)
 
     def _must_wait(self, engine: int, index: int, now: float) -> float:
         """Return when the operations are over that it cannot run beside: those on a shared port, or on the
@@ -346,6 +361,7 @@ class CoreSimulation:
         """Finish a barrier: its engine goes on."""
         place, until = self.places[index], now + self._work(index).result
         self.idle_at[place] = until
+        self.resume[place] = -1
         self._post_end(index, until, until, until)
         heappush(self.events, (until, self.tick(), self._take_next, place))
 

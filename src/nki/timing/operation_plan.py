@@ -7,20 +7,22 @@ spills to HBM (spec/machine.md 4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
+
 from ..ir.boxes import box, space_of
+from ..ir.caches import cached_property
 from ..ir.dependences import RAW, AccessHistory, TensorHistory
 from ..ir.instruction import InstructionCost, State
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
-from ..machine.memories import SBUF
 from .entries import Entry
 from .operation import ORDER, Operation
 from .sbuf_pool import SbufPool
-from .uses import TileUses, accesses
+from .uses import SbufTile, TileUses, accesses
 
 
 class OperationPlan:
@@ -50,13 +52,15 @@ class OperationPlan:
         self.spaces: dict[Any, AccessHistory] = {}  # of storages that are still to be used
         self.apart: dict[int, set[int]] = {}  # operation -> those it waits for that share no byte with it
         self.accesses = [accesses(item.done) for item in items]
-        self.uses = TileUses(self.accesses)
+        self.uses = TileUses(self.accesses, machine)
         self.without_inputs = {at for at in self.uses.in_psum if not self.accesses[at].reads}
         self.signatures = [item.signature for item in items]
         self.costs = self._price()
-        self.unordered = self._one_sided_hbm()
-        self.plain_loads = self._plain_loads()
-        self.load_of = {tile: position for position, tile in self.plain_loads.items()}
+        # HBM storages that are only read or only written: accesses there cannot conflict
+        one_sided = self.uses.hbm_read ^ self.uses.hbm_written
+        self.plain_loads = self._plain_loads(one_sided)
+        made_once = [storage for storage, tile in self.uses.sbuf.items() if tile.is_made_once]
+        self.unordered = one_sided.union(made_once)  # the pool adds the waits for what is made once
         self.loaded_early: set[int] = set()
         self.sbuf = SbufPool(self, self.uses, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
@@ -88,31 +92,24 @@ class OperationPlan:
         else:
             op.wait_for(self.loop_head, RAW)
 
-    def _one_sided_hbm(self) -> set[Storage]:
-        """Return the HBM storages that are only read or only written: accesses there cannot conflict."""
-        read = {view.storage for reads, _ in self.accesses for view in reads}
-        written = {view.storage for _, writes in self.accesses for view in writes}
-        return {storage for storage in read ^ written if not storage.on_chip}
-
     def plan(self) -> list[Operation]:
         look = Lookahead(self)
         for position in range(len(self.instructions)):
             look.fetch(position)
             if position in self.loaded_early:
                 continue
-            target = self.plain_loads.get(position)
-            if target is not None and self.sbuf.defers(position, target):
-                continue
-            self._add(position)
+            tile = self.plain_loads.get(position)
+            if tile is None or not self.sbuf.defers(position, tile):
+                self.add(position)
         self.sbuf.finish()
         self.spaces.clear()
         return self.operations
 
     def load_early(self, position: int) -> None:
         self.loaded_early.add(position)
-        self._add(position)
+        self.add(position)
 
-    def _add(self, position: int) -> None:
+    def add(self, position: int) -> None:
         """Add the operation of an instruction, with its tiles allocated and its waits."""
         self.sbuf.prepare(position)
         op = self.new(position, self.engines[position])
@@ -132,23 +129,29 @@ class OperationPlan:
                 (spaces.get(storage) or self.space(storage)).write(index, box(view), waits)
         self.sbuf.used(position, op)
 
-    def _plain_loads(self) -> dict[int, Storage]:
-        """Return the copies of constant HBM data into whole new tiles: they may run ahead of their use."""
-        found: dict[int, Storage] = {}
-        uses, unordered = self.uses.sbuf, self.unordered
-        for position, (reads, writes) in enumerate(self.accesses):
+    def _plain_loads(self, constant: Set[Storage]) -> dict[int, SbufTile]:
+        """Return the copies of constant HBM data into whole new tiles: they may run ahead of their use.
+
+        Tiles that one instruction writes, as a whole and before all else, are marked.
+        """
+        found: dict[int, SbufTile] = {}
+        whole: dict[int, bool] = {}  # by signature: it writes all of its tile
+        for storage, tile in self.uses.sbuf.items():
+            position = tile.positions[0]
+            reads, writes = self.accesses[position]
+            if len(writes) != 1 or writes[0].storage is not storage:
+                continue
+            signature = self.signatures[position]
+            if signature not in whole:
+                whole[signature] = writes[0].covers_storage()
+            if not whole[signature]:
+                continue
+            tile.is_made_once = tile.writers == 1
+            movable = position not in self.block_of and position < self.first_loop
             transfer = isinstance(self.instructions[position], TransferInstruction)
-            movable = transfer and position not in self.block_of and position < self.first_loop
-            if movable and len(reads) == len(writes) == 1:
-                source, target = reads[0].storage, writes[0].storage
-                if (
-                    source in unordered
-                    and target.buffer is SBUF
-                    and target.address is None
-                    and uses[target][0] == position
-                    and writes[0].covers_storage()
-                ):
-                    found[position] = target
+            if movable and transfer and len(reads) == 1 and reads[0].storage in constant:
+                tile.load = position
+                found[position] = tile
         return found
 
     def cost_of(self, op: Operation) -> InstructionCost:
@@ -183,31 +186,57 @@ class Lookahead:
     """
 
     def __init__(self, plan: OperationPlan):
-        self.plan = plan
-        clocks = engine_clocks(plan.machine)
-        work = dict.fromkeys(clocks, 0.0)
-        self.moments: list[float] = []
-        longest = 0.0
-        for name, cost in zip(plan.engines, plan.costs, strict=True):
-            self.moments.append(longest)
-            if name in work:
-                work[name] += cost.interval / clocks[name]
-                longest = max(longest, work[name])
+        self.machine, self.sbuf = plan.machine, plan.sbuf
+        self.moments = _moments(plan)
+        self.load_reach = self._reach(plan.machine.fetch_ahead_ns)
+        # the positions that use what a plain load loads, and one after the last
+        users = {at for tile in plan.plain_loads.values() for at in tile.positions[1:]}
+        self.readers = [*sorted(users), len(self.moments)]
+        self.next_reader = 0
         self.loads = self.reloads = 0  # positions up to which both have fetched
 
+    def _reach(self, ahead_ns: float) -> list[int]:
+        """Return, for each position, the first one that comes later than so many ns after it."""
+        return np.searchsorted(self.moments, self.moments + ahead_ns, "right").tolist()
+
+    @cached_property
+    def reload_reach(self) -> list[int]:
+        return self._reach(self.machine.refetch_ahead_ns)
+
     def fetch(self, position: int) -> None:
-        m, sbuf, moments = self.plan.machine, self.plan.sbuf, self.moments
-        horizon = moments[position] + m.fetch_ahead_ns
-        ahead, last = max(self.loads, position), len(moments)
-        while ahead < last and moments[ahead] <= horizon and sbuf.fetch(position, ahead):
-            ahead += 1
+        sbuf, ahead, last = self.sbuf, max(self.loads, position), self.load_reach[position]
+        if sbuf.lacking:
+            while ahead < last and sbuf.fetch(position, ahead):
+                ahead += 1
+        else:
+            ahead = self._fetch_loads(position, ahead, last)
         self.loads, self.reloads = ahead, max(self.reloads, position)
-        if not sbuf.is_short:
-            return
-        horizon = moments[position] + m.refetch_ahead_ns
-        while self.reloads < last and moments[self.reloads] <= horizon:
-            sbuf.refetch(self.reloads)
-            self.reloads += 1
+        if sbuf.lacking:
+            last = self.reload_reach[position]
+            while self.reloads < last:
+                sbuf.refetch(self.reloads)
+                self.reloads += 1
+
+    def _fetch_loads(self, position: int, ahead: int, last: int) -> int:
+        """Fetch while SBUF lacks nothing: positions that read nothing loaded are passed over."""
+        readers, number = self.readers, self.next_reader
+        while readers[number] < ahead:
+            number += 1
+        while readers[number] < last and self.sbuf.fetch(position, readers[number]):
+            number += 1
+        self.next_reader = number
+        return max(ahead, min(last, readers[number]))
+
+
+def _moments(plan: OperationPlan) -> np.ndarray:
+    """Return the work of the busiest engine before each instruction, in ns."""
+    clocks = engine_clocks(plan.machine)
+    engines, intervals = np.array(plan.engines), np.array([cost.interval for cost in plan.costs])
+    done = np.zeros(len(engines) + 1)
+    for name, clock in clocks.items():
+        (at,) = np.nonzero(engines == name)
+        done[at + 1] = np.cumsum(intervals[at] / clock)
+    return np.maximum.accumulate(done)[:-1]
 
 
 def engine_clocks(m: Machine) -> dict[str, float]:

@@ -77,10 +77,11 @@ def _replace(
     known: dict[tuple, tuple[ReplayStep, ReplayStep]] = {}  # with the old one, so that its identity lasts
     for number, value in values.items():
         old = steps[number]
-        key = (id(old), value if isinstance(value, float) else id(value))
-        if key not in known:
-            known[key] = (old, edit(old, value))
-        steps[number] = known[key][1]
+        key = (id(old), id(value))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = (old, edit(old, value))
+        steps[number] = found[1]
 
 
 class Replay:
@@ -107,10 +108,9 @@ class Replay:
     @cached_property
     def at(self) -> list[int]:
         """When each operation was begun, by number: its index in the order of all."""
-        found = [0] * len(self.operations)
-        for index, number in enumerate(self.order):
-            found[number] = index
-        return found
+        found = np.zeros(len(self.operations), np.int64)
+        found[self.order] = np.arange(len(self.order))
+        return found.tolist()
 
     def number(self, op: Operation) -> int:
         return self.first[op.core] + op.index
@@ -145,12 +145,13 @@ class Replay:
         free: dict[tuple[int, str, float], int] = {}
         on_tile: dict[int, dict[PeTile, int]] = {c: {} for c in range(len(self.cores))}
         known: dict[tuple, ReplayStep] = {}  # by the identity of what is shared
-        for number in self.order:
+        for first, core in zip(self.first, self.cores, strict=True):
+            self._add_transfers(first, core, steps)
+        kinds = np.concatenate([np.frombuffer(core.kinds, np.uint8) for core in self.cores])
+        order = np.array(self.order, np.int64)
+        for number in order[kinds[order] != DMA_KIND].tolist():
             op = self.operations[number]
             core = self.cores[op.core]
-            if op.is_dma:
-                steps[number] = self._transfer(op, core.transfers[op.index], known)
-                continue
             work = core.columns.work[op.index]
             assert work is not None
             if work.is_barrier:
@@ -164,17 +165,20 @@ class Replay:
     def _place(self, core: int, name: str) -> int:
         return self.places.setdefault((core, name), len(self.places))
 
-    def _transfer(self, op: Operation, moved: DmaTransfer, known: dict[tuple, ReplayStep]) -> ReplayStep:
-        partners = self.cores[op.core].simulation.partners
-        if partners and self.number(op) in partners:
-            self._join(self.number(op), partners[self.number(op)])
-        step = known.get((op.core, id(moved)))
-        if step is None:
-            times = (moved.dispatch_ns, moved.issue_ns, moved.notify_ns)
-            payload = self._payload(moved, self.cores[op.core].bandwidth_share)
-            step = ReplayStep(self._place(op.core, moved.mode), DMA, *times, payload)
-            known[op.core, id(moved)] = step
-        return step
+    def _add_transfers(self, first: int, core: CoreSimulation, steps: list[Any]) -> None:
+        """Add the steps of a core's transfers; those of one signature share theirs."""
+        made: dict[int, ReplayStep] = {}
+        for index, moved in core.transfers.items():
+            step = made.get(id(moved))
+            if step is None:
+                times = (moved.dispatch_ns, moved.issue_ns, moved.notify_ns)
+                payload = self._payload(moved, core.bandwidth_share)
+                place = self._place(core.plan.core, moved.mode)
+                step = made[id(moved)] = ReplayStep(place, DMA, *times, payload)
+            steps[first + index] = step
+        for number, partner in core.simulation.partners.items():
+            if first <= number < first + core.size and number < partner:
+                self._join(number, partner)
 
     def _join(self, number: int, partner: int) -> None:
         """Make both halves of a sendrecv wait for what either waits for."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from bisect import insort
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..ir.boxes import whole_box
-from ..ir.dependences import RAW
-from ..ir.liveness import Lifetime, RangeMaximum, live_bytes, union_size
-from ..ir.storage import Storage
+from ..ir.dependences import RAW, WAR, WAW
+from ..ir.liveness import RangeMaximum, live_bytes, union_size
 from .operation import SPACE, Operation
-from .uses import TileUses
+from .uses import SbufTile, Tiles, TileUses
 
 
 class Ahead:
@@ -54,12 +53,15 @@ class Ahead:
         )
 
 
-class Chunk(NamedTuple):
+class Chunk:
     """Free space."""
 
-    size: int
-    after: tuple[int, ...]  # the operations that must finish before it is free
-    freed_by: str | None  # the engine of all of these, "" if there are none, None if they differ
+    __slots__ = ("size", "after", "freed_by")
+
+    def __init__(self, size: int, after: tuple[int, ...] = (), freed_by: str | None = ""):
+        self.size = size
+        self.after = after  # the operations that must finish before it is free
+        self.freed_by = freed_by  # the engine of all of these, "" if there are none, None if they differ
 
 
 class SbufPool:
@@ -67,211 +69,215 @@ class SbufPool:
 
     def __init__(self, plan: Any, uses: TileUses, capacity: int):
         self.plan = plan
-        self.read, self.written, self.touched = uses.read, uses.written, uses.touched  # tiles by position
-        self.uses = {tile: positions[::-1] for tile, positions in uses.sbuf.items()}  # to come, next one last
-        self.sizes = {tile: tile.taken(plan.machine) for tile in uses.sbuf}  # bytes of all partitions
+        self.read, self.written = uses.read, uses.written  # tiles by position
         self.capacity = max(0, capacity - union_size(uses.sbuf_placed))
-        self.free: deque[Chunk] = deque([Chunk(self.capacity, (), "")])
+        self.free: deque[Chunk] = deque([Chunk(self.capacity)])
         self.free_bytes = self.capacity
-        self.resident: dict[Storage, int] = {}  # tile -> bytes taken
-        self.space_waits: dict[Storage, tuple[int, ...]] = {}  # tile -> what its writers wait for
-        self.untouched: set[Storage] = set()  # has space, but no instruction used it yet
-        self.last: dict[Storage, list[int]] = defaultdict(list)  # tile -> operations since the last write
-        self.dirty: set[Storage] = set()
-        self.clean: dict[Storage, int] = {}  # tile that holds what was loaded -> position of the load
-        self.spilled: dict[Storage, int] = {}  # tile -> its spill operation, or -1: HBM has it anyway
-        self.deferred: dict[Storage, int] = {}  # tile -> position of the deferred load
-        self.lives = {tile: Lifetime(at[0], at[-1]) for tile, at in uses.sbuf.items()}
-        self.demand = RangeMaximum(live_bytes((life, self.sizes[tile]) for tile, life in self.lives.items()))
+        self.resident: dict[SbufTile, None] = {}  # in the order in which they got space
+        self.lacking = 0  # tiles that were spilled, and loads that are deferred, for lack of space
+        self.demand = RangeMaximum(live_bytes((tile.life, tile.size) for tile in uses.sbuf.values()))
         self.ahead = Ahead(self.demand, self.capacity)  # loads done early
         self.over_committed = 0
+        self.pinned: Tiles = ()  # of the instruction that a deferred load is done for
 
-    def size(self, tile: Storage) -> int:
-        """Return the bytes of all partitions that a tile takes."""
-        return self.sizes[tile]
-
-    def defers(self, position: int, target: Storage) -> bool:
+    def defers(self, position: int, tile: SbufTile) -> bool:
         """True when a load is deferred, because SBUF is full of tiles that are needed sooner."""
-        uses = self.uses[target]
-        if len(uses) < 2 or uses[-1] != position or target in self.resident:
+        if tile.is_resident or self.free_bytes >= tile.size:
             return False
-        if self.free_bytes >= self.sizes[target] or self._farthest(())[1] > uses[-2]:
+        used, uses = tile.used, tile.positions
+        if len(uses) - used < 2 or uses[used] != position or self._farthest(())[1] > uses[used + 1]:
             return False
-        uses.pop()
-        self.deferred[target] = position
+        tile.used += 1
+        tile.deferred = position
+        self.lacking += 1
         return True
 
-    def _load_now(self, tile: Storage) -> None:
+    def _load_now(self, tile: SbufTile) -> None:
         """Do a load that was deferred."""
-        position = self.deferred.pop(tile)
-        self.uses[tile].append(position)
-        self.plan._add(position)
+        position, tile.deferred = tile.deferred, -1
+        tile.used -= 1
+        self.lacking -= 1
+        self.plan.add(position)
 
     def prepare(self, position: int) -> None:
         """Allocate every tile of the instruction, reloading the ones that were spilled."""
-        tiles = self.touched[position]
-        for tile in tiles:
-            if self.deferred and self.deferred.get(tile, position) != position:
-                self._load_now(tile)
-            if tile not in self.resident:
-                writer = self.plan.engines[position]
-                size = self.sizes[tile]
-                waits = self._take(size, tiles, writer)
-                self.resident[tile] = size
-                if tile in self.spilled:
-                    self._reload(tile, waits)
-                else:
-                    self.space_waits[tile] = waits
-                    self.untouched.add(tile)
+        for tiles in (self.read[position], self.written[position]):
+            for tile in tiles:
+                if tile.deferred >= 0 and tile.deferred != position:
+                    self.pinned = self._tiles(position)
+                    self._load_now(tile)
+                    self.pinned = ()
+                if not tile.is_resident:
+                    self._allocate(tile, position)
 
-    @property
-    def is_short(self) -> bool:
-        """True when a tile was spilled, or a load deferred, for lack of space."""
-        return bool(self.spilled or self.deferred)
+    def _tiles(self, position: int) -> Tiles:
+        return (*self.read[position], *self.written[position])
+
+    def _allocate(self, tile: SbufTile, position: int) -> None:
+        exclude = (*self.pinned, *self._tiles(position)) if self.free_bytes < tile.size else ()
+        waits = self._take(tile, exclude, self.plan.engines[position])
+        if tile.spilled is None:
+            tile.space_waits = waits
+            tile.is_untouched = True
+        else:
+            self._reload(tile, waits)
 
     def fetch(self, now: int, position: int) -> bool:
         """Load what a later instruction needs: loads into free space, reloads also by eviction.
 
         False when a load must wait for space; the instructions behind it then wait as well.
         """
-        if self.spilled or self.deferred:
+        if self.lacking:
             self.refetch(position)
         for tile in self.read[position]:
-            if tile in self.resident or not self.uses[tile]:
-                continue
-            load = self.plan.load_of.get(tile, -1)
-            if load > now and tile not in self.deferred and tile not in self.spilled:
-                size = self.sizes[tile]
-                if self.free_bytes < size or not self.ahead.has_room(now, load, size):
+            if tile.load > now and not tile.is_resident and tile.spilled is None:
+                if self.free_bytes < tile.size or not self.ahead.has_room(now, tile.load, tile.size):
                     return False
-                self.ahead.take(load, size)
-                self.plan.load_early(load)
+                self.ahead.take(tile.load, tile.size)
+                self.plan.load_early(tile.load)
         return True
 
     def refetch(self, position: int) -> None:
         """Load what was deferred or dropped, if it is needed before the tile it would evict."""
         for tile in self.read[position]:
-            if tile in self.resident or not self.uses[tile]:
+            if tile.is_resident or tile.used == len(tile.positions):
                 continue
-            size = self.sizes[tile]
-            deferred = tile in self.deferred
-            if not deferred and tile not in self.spilled:
+            if tile.deferred < 0 and tile.spilled is None:
                 continue
-            if self.free_bytes < size and self._farthest(())[1] <= position:
+            if self.free_bytes < tile.size and self._farthest(())[1] <= position:
                 continue
-            if deferred:
+            if tile.deferred >= 0:
                 self._load_now(tile)
             else:
-                waits = self._take(size, ())
-                self.resident[tile] = size
-                self._reload(tile, waits)
+                self._reload(tile, self._take(tile, ()))
 
     def used(self, position: int, op: Operation) -> None:
         """Record the uses of an instruction; free the tiles that have none left."""
-        written, waits, index, load_of = self.written[position], op.waits, op.index, self.plan.load_of
-        for tile in self.touched[position]:
-            uses = self.uses[tile]
-            if not uses or uses[-1] != position:
+        read, written, index = self.read[position], self.written[position], op.index
+        for tile in (*read, *written) if read and written else read or written:
+            done, uses = tile.used, tile.positions
+            if done == len(uses) or uses[done] != position:
                 continue
-            uses.pop()
-            self.untouched.discard(tile)
+            tile.used = done + 1
+            tile.is_untouched = False
+            waits = op.waits
             if tile in written:
-                for waited in self.space_waits.get(tile, ()):
+                for waited in tile.space_waits:
                     if waited not in waits and waited != index:  # as wait_for does; there are many
                         waits[waited] = SPACE
-                self.last[tile] = [index]
-                self.dirty.add(tile)
-                if load_of.get(tile) == position:
-                    self.clean[tile] = position
-                else:
-                    self.clean.pop(tile, None)
+                tile.last = [index]
+                tile.is_dirty = True
+                tile.clean = position if tile.load == position else -1
             else:
-                self.last[tile].append(index)
-            if not uses:
-                self._release(tile, tuple(self.last.pop(tile)))
-                self.plan.spaces.pop(tile, None)
+                if tile.is_made_once:
+                    waits[tile.last[0]] = RAW
+                tile.last.append(index)
+            if done + 1 == len(uses):
+                self._release(tile)
+                self.plan.spaces.pop(tile.storage, None)
 
     def finish(self) -> None:
         """Drop what only planning needs, and the reference to the plan, which refers to this."""
-        self.uses.clear()
-        self.last.clear()
+        self.read.clear()
+        self.written.clear()
         del self.plan
 
-    def _release(self, tile: Storage, after: tuple[int, ...]) -> None:
-        size = self.resident.pop(tile)
-        self.space_waits.pop(tile, None)
-        kinds = {self.plan.operations[index].kind for index in after}
-        self.free.append(Chunk(size, after, kinds.pop() if len(kinds) == 1 else None if kinds else ""))
-        self.free_bytes += size
+    def _release(self, tile: SbufTile, *more: int) -> None:
+        """Free the space of a tile once the operations since its last write, and `more`, are done."""
+        del self.resident[tile]
+        tile.is_resident = False
+        tile.space_waits = ()
+        after, tile.last = (*tile.last, *more), []
+        operations = self.plan.operations
+        kind: str | None = operations[after[0]].kind if after else ""
+        for index in after:
+            if operations[index].kind != kind:
+                kind = None
+                break
+        self.free.append(Chunk(tile.size, after, kind))
+        self.free_bytes += tile.size
 
-    def _take(self, size: int, exclude: Sequence[Storage], writer: str = "dma") -> tuple[int, ...]:
-        """Take `size` bytes; return the operations that must finish before they are free.
+    def _take(self, tile: SbufTile, exclude: Sequence[SbufTile], writer: str = "dma") -> tuple[int, ...]:
+        """Take space for a tile; return the operations that must finish before it is free.
 
         An engine takes back space it freed itself, where it need not wait for another; a load takes what
         has been free longest, so that buffers rotate and loads run ahead.
         """
+        size = tile.size
         while self.free_bytes < size:
             if not self._evict(exclude):
                 self.over_committed += size - self.free_bytes
-                self.free.append(Chunk(size - self.free_bytes, (), ""))
+                self.free.append(Chunk(size - self.free_bytes))
                 self.free_bytes = size
         self.free_bytes -= size
+        tile.is_resident = True
+        self.resident[tile] = None
         place = 0 if writer == "dma" else self._own(writer)
-        waits: list[int] = []
+        waits: tuple[int, ...] = ()
         while size > 0:
             chunk = self.free[place]
             waits += chunk.after
             if chunk.size > size:
-                self.free[place] = chunk._replace(size=chunk.size - size)
-            else:
-                del self.free[place]
+                chunk.size -= size
+                break
             size -= chunk.size
+            del self.free[place]
             place = 0
-        return tuple(waits)
+        return waits
 
     def _own(self, writer: str) -> int:
         """Return the index of a free chunk that `writer` freed, or that was never used; else 0."""
-        for i, (_, _, freed_by) in enumerate(itertools.islice(self.free, 64)):
-            if freed_by == writer or freed_by == "":
+        for i, chunk in enumerate(itertools.islice(self.free, 64)):
+            if chunk.freed_by == writer or chunk.freed_by == "":
                 return i
         return 0
 
-    def _evict(self, exclude: Sequence[Storage]) -> bool:
+    def _evict(self, exclude: Sequence[SbufTile]) -> bool:
         """Spill the resident tile whose next use is farthest away; one that HBM still holds is dropped."""
         best, _ = self._farthest(exclude)
         if best is None:
             return False
-        after = tuple(self.last.pop(best))
-        if best in self.clean:
-            self.spilled[best] = -1
-        elif best in self.dirty or best not in self.spilled:
+        self.lacking += best.spilled is None
+        more: tuple[int, ...] = ()
+        if best.clean >= 0:
+            best.spilled = -1
+        elif best.is_dirty or best.spilled is None:
             op = self.plan.new(-1, "spill")
-            op.tile = best
-            self.plan.space(best).read(op.index, whole_box(best), op.waits)
-            self.dirty.discard(best)
-            self.spilled[best] = op.index
-            self.plan.spill_bytes += best.nbytes
-            after = (*after, op.index)
-        self._release(best, after)
+            op.tile = best.storage
+            if best.is_made_once:
+                op.waits[best.last[0]] = RAW
+            else:
+                self.plan.space(best.storage).read(op.index, whole_box(best.storage), op.waits)
+            best.is_dirty = False
+            best.spilled = op.index
+            self.plan.spill_bytes += best.storage.nbytes
+            more = (op.index,)
+        best.evicted = [*best.last, *more]
+        self._release(best, *more)
         return True
 
-    def _farthest(self, exclude: Sequence[Storage]) -> tuple[Storage | None, int]:
+    def _farthest(self, exclude: Sequence[SbufTile]) -> tuple[SbufTile | None, int]:
         """Return the resident tile needed last, and when."""
         best, distance = None, -1
         for tile in self.resident:
-            if tile not in exclude and tile not in self.untouched and self.uses[tile][-1] > distance:
-                best, distance = tile, self.uses[tile][-1]
+            if tile.positions[tile.used] > distance and not tile.is_untouched and tile not in exclude:
+                best, distance = tile, tile.positions[tile.used]
         return best, distance
 
-    def _reload(self, tile: Storage, waits: tuple[int, ...]) -> None:
+    def _reload(self, tile: SbufTile, waits: tuple[int, ...]) -> None:
         op = self.plan.new(-1, "reload")
-        op.tile = tile
+        op.tile = tile.storage
         for waited in waits:
             op.wait_for(waited, SPACE)
-        if self.spilled[tile] >= 0:
-            op.wait_for(self.spilled[tile], RAW)
+        assert tile.spilled is not None
+        if tile.spilled >= 0:
+            op.wait_for(tile.spilled, RAW)
         else:
-            op.reloads = self.plan.instructions[self.clean[tile]]
-        self.plan.space(tile).write(op.index, whole_box(tile), op.waits)
-        self.last[tile] = [op.index]
-        self.plan.spill_bytes += tile.nbytes
+            op.reloads = self.plan.instructions[tile.clean]
+        if tile.is_made_once:
+            for number, other in enumerate(tile.evicted):
+                op.wait_for(other, WAR if number else WAW)
+        else:
+            self.plan.space(tile.storage).write(op.index, whole_box(tile.storage), op.waits)
+        tile.last = [op.index]
+        self.plan.spill_bytes += tile.storage.nbytes

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..ir.effects import Effects
-from ..ir.liveness import address_range
+from ..ir.liveness import Lifetime, address_range
 from ..ir.storage import Storage
 from ..ir.view import View
+from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF
-
-Tiles = tuple[Storage, ...]
 
 
 class Accesses(NamedTuple):
@@ -29,60 +28,91 @@ def accesses(done: Effects) -> Accesses:
     return tuple.__new__(Accesses, (reads, writes + adds_to if adds_to else writes))
 
 
+class SbufTile:
+    """An automatic tile of SBUF, and its state while space is allocated."""
+
+    __slots__ = (
+        "storage", "size", "positions", "writers", "is_made_once", "used", "is_resident", "is_untouched",
+        "is_dirty", "space_waits", "last", "evicted", "load", "clean", "spilled", "deferred",
+    )  # fmt: skip
+
+    def __init__(self, storage: Storage, machine: Machine, position: int):
+        self.storage = storage
+        self.size = storage.taken(machine)  # bytes of each partition
+        self.positions = [position]  # of the instructions that use it, ascending
+        self.writers = 0  # how many of these write it
+        self.is_made_once = False  # the first alone writes it, as a whole
+        self.used = 0  # how many of them are done
+        self.is_resident = False
+        self.is_untouched = False  # it has space, but no instruction used it yet
+        self.is_dirty = False
+        self.space_waits: tuple[int, ...] = ()  # what its writers wait for
+        self.last: list[int] = []  # operations since the last write
+        self.evicted: list[int] = []  # what `last` was, and its spill
+        self.load = -1  # the position of its plain load
+        self.clean = -1  # the same while it holds what was loaded
+        self.spilled: int | None = None  # its spill operation, or -1: HBM has it anyway
+        self.deferred = -1  # the position of a load that was deferred
+
+    @property
+    def life(self) -> Lifetime:
+        return Lifetime(self.positions[0], self.positions[-1])
+
+
+Tiles = tuple[SbufTile, ...]
+
+
 class TileUses:
     """The automatic tiles of each instruction, each once; and the instructions of each tile.
 
     Positions are those of the instructions. Of tiles with an explicit address only their bytes are recorded.
     """
 
-    def __init__(self, done: Sequence[Accesses]):
+    def __init__(self, done: Sequence[Accesses], machine: Machine):
+        self.machine = machine
         self.read: list[Tiles] = []  # of SBUF, by position
         self.written: list[Tiles] = []
-        self.touched: list[Tiles] = []  # both, read ones first
-        self.in_psum: dict[int, Tiles] = {}  # of PSUM, where there are any
-        self.sbuf: dict[Storage, list[int]] = {}  # tile -> positions, ascending
-        self.psum: dict[Storage, list[int]] = {}
+        self.in_psum: dict[int, tuple[Storage, ...]] = {}  # of PSUM, where there are any
+        self.sbuf: dict[Storage, SbufTile] = {}
+        self.psum: dict[Storage, list[int]] = {}  # tile -> positions, ascending
+        self.hbm_read: set[Storage] = set()
+        self.hbm_written: set[Storage] = set()
         self.sbuf_placed: set[tuple[int, int]] = set()  # (begin, end) of explicit addresses
         self.psum_placed: set[tuple[int, int]] = set()
         for position, (reads, writes) in enumerate(done):
-            banks: list[Storage] = []
-            read = self._tiles(reads, position, banks)
-            written = self._tiles(writes, position, banks)
-            self.read.append(read)
+            self.read.append(self._tiles(reads, position, self.hbm_read))
+            written = self._tiles(writes, position, self.hbm_written)
             self.written.append(written)
-            self.touched.append(_joined(read, written))
-            if banks:
-                self.in_psum[position] = tuple(banks)
+            for tile in written:
+                tile.writers += 1
 
-    def _tiles(self, views: tuple[View, ...], position: int, banks: list[Storage]) -> Tiles:
-        """Return the SBUF tiles of some views, each once; `banks` gets those in PSUM."""
-        found: list[Storage] = []
+    def _tiles(self, views: tuple[View, ...], position: int, in_hbm: set[Storage]) -> Tiles:
+        """Return the SBUF tiles of some views, each once; those in PSUM go to `in_psum`."""
+        found: Tiles = ()
         for view in views:
-            tile = view.storage
-            if tile.buffer is SBUF:
-                placed, tiles, uses = self.sbuf_placed, found, self.sbuf
-            elif tile.buffer is PSUM:
-                placed, tiles, uses = self.psum_placed, banks, self.psum
+            storage = view.storage
+            if storage.buffer is SBUF:
+                if storage.address is not None:
+                    self.sbuf_placed.add(address_range(storage))
+                    continue
+                tile = self.sbuf.get(storage)
+                if tile is None:
+                    tile = self.sbuf[storage] = SbufTile(storage, self.machine, position)
+                elif tile.positions[-1] != position:
+                    tile.positions.append(position)
+                if tile not in found:
+                    found += (tile,)
+            elif storage.buffer is PSUM:
+                self._use_bank(storage, position)
             else:
-                continue
-            if tile.address is not None:
-                placed.add(address_range(tile))
-            elif tile not in tiles:
-                tiles.append(tile)
-                _add_use(uses, tile, position)
-        return tuple(found)
+                in_hbm.add(storage)
+        return found
 
-
-def _add_use(uses: dict[Storage, list[int]], tile: Storage, position: int) -> None:
-    positions = uses.get(tile)
-    if positions is None:
-        uses[tile] = [position]
-    elif positions[-1] != position:
-        positions.append(position)
-
-
-def _joined(read: Tiles, written: Tiles) -> Tiles:
-    if not read:
-        return written
-    more = [tile for tile in written if tile not in read]
-    return (*read, *more) if more else read
+    def _use_bank(self, storage: Storage, position: int) -> None:
+        if storage.address is not None:
+            self.psum_placed.add(address_range(storage))
+            return
+        tiles = self.in_psum.get(position, ())
+        if storage not in tiles:
+            self.in_psum[position] = (*tiles, storage)
+            self.psum.setdefault(storage, []).append(position)

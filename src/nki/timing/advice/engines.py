@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from ...ir.dependences import WAR, WAW
 from ..change import Change
 from ..operation import SPACE, Operation
+from ..timing_rules import KIND_NUMBERS
 from .formatting import NAMES, count, duration, joined, lines, lines_of, percent, site_of
 from .limits import is_memory_bound
 from .study import WORTH, Advice, Gain, Study
@@ -33,18 +36,20 @@ def waits(study: Study, engine: str, behind: str = "end") -> list[EngineWait]:
     """
     found = []
     for core in study.timeline.cores:
-        tables = {index: end - start for start, end, index in core.table_loads}
-        indices = [op.index for op in core.operations if op.kind == engine]
-        ends = getattr(core, behind)
-        reach = 0.0
-        for index in sorted(indices, key=core.start.__getitem__):
-            gap = core.start[index] - tables.get(index, 0.0) - reach
-            blocker = core.operations[core.blocked_by[index]]
-            if gap > 0 and core.blocked_by[index] >= 0 and blocker.kind != engine:
-                found.append(
-                    EngineWait(gap, blocker, core.operations[index].waits.get(blocker.index, "engine"))
-                )
-            reach = max(reach, ends[index])
+        kinds, start = np.frombuffer(core.kinds, np.uint8), np.frombuffer(core.start)
+        (indices,) = np.nonzero(kinds == KIND_NUMBERS[engine])
+        indices = indices[np.argsort(start[indices], kind="stable")]
+        reach = np.maximum.accumulate(np.frombuffer(getattr(core, behind))[indices])
+        begun = start.copy()
+        for loaded, end, index in core.table_loads:
+            begun[index] -= end - loaded
+        gaps = begun[indices] - np.concatenate([[0.0], reach[:-1]])[: len(indices)]
+        blockers = np.frombuffer(core.blocked_by, np.intc)[indices]
+        wanted = (gaps > 0) & (blockers >= 0) & (kinds[blockers] != KIND_NUMBERS[engine])
+        for index, gap in zip(indices[wanted].tolist(), gaps[wanted].tolist(), strict=True):
+            blocker = core.blocked_by[index]
+            why = core.operations[index].waits.get(blocker, "engine")
+            found.append(EngineWait(gap, core.operations[blocker], why))
     return found
 
 
@@ -83,7 +88,8 @@ def _source(op: Operation) -> str:
 
 def _overlapped(study: Study, engine: str, source: str) -> Change:
     """Return the change in which the engine never waits for the other."""
-    there = {n for n, op in enumerate(study.timeline.operations) if _source(op) == source}
+    kinds = np.concatenate([np.frombuffer(core.kinds, np.uint8) for core in study.timeline.cores])
+    there = frozenset(np.nonzero(kinds == KIND_NUMBERS[source])[0].tolist())
     return Change(dropped={number: there for number, _ in study.on(engine)})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ...ir.view import View
@@ -26,19 +26,22 @@ class Pair(NamedTuple):
 
 
 class TileUsers:
-    """The operations that write and read each automatic SBUF tile of a core."""
+    """The operations that write and read each storage that some operations read."""
 
-    def __init__(self, plan: OperationPlan):
+    def __init__(self, plan: OperationPlan, by: Iterable[Operation]):
+        read = {view.storage for op in by for view in plan.accesses[op.position].reads}
         self.writers: dict[int, list[Operation]] = defaultdict(list)
         self.readers: dict[int, list[Operation]] = defaultdict(list)
-        for op in plan.operations:
+        for op in plan.operations if read else ():
             if op.instruction is None:
                 continue
-            access = plan.accesses[op.position]
-            for view in access.writes:
-                self.writers[id(view.storage)].append(op)
-            for view in access.reads:
-                self.readers[id(view.storage)].append(op)
+            reads, writes = plan.accesses[op.position]
+            for view in writes:
+                if view.storage in read:
+                    self.writers[id(view.storage)].append(op)
+            for view in reads:
+                if view.storage in read:
+                    self.readers[id(view.storage)].append(op)
 
     def made_for(self, view: View, reader: Operation) -> tuple[Operation | None, Any]:
         """Return the only operation that writes this tile and its instruction, if only `reader` uses it."""
@@ -111,10 +114,11 @@ def pairs(study: Study) -> dict[str, list[Pair]]:
     """Return the pairs of instructions that one can do, by how."""
     found: dict[str, list[Pair]] = defaultdict(list)
     for plan in study.timeline.plans:
-        tiles = TileUsers(plan)
-        for op in plan.operations:
-            rule = RULES.get(op.instruction.public) if op.instruction is not None else None
-            pair = rule(op, tiles) if rule is not None and op.kind in ENGINES else None
+        on_engines = [op for op in plan.operations if op.kind in ENGINES and op.instruction is not None]
+        fusible = [(op, RULES[name]) for op in on_engines if (name := op.instruction.public) in RULES]  # type: ignore[union-attr]
+        tiles = TileUsers(plan, (op for op, _ in fusible))
+        for op, rule in fusible:
+            pair = rule(op, tiles)
             if pair is not None:
                 found[pair.how].append(pair)
     return found

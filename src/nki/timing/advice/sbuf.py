@@ -15,8 +15,9 @@ from .study import Advice, Study
 
 def sbuf_peak(plan: OperationPlan, halved: Set[Storage] = frozenset()) -> Peak:
     """Return the peak of automatic tiles in program order; those of `halved` take half their size."""
-    sizes = plan.sbuf.sizes
-    return peak(plan.sbuf.lives, lambda tile: sizes[tile] // (2 if tile in halved else 1))
+    tiles = plan.uses.sbuf
+    lives = {storage: tile.life for storage, tile in tiles.items()}
+    return peak(lives, lambda storage: tiles[storage].size // (2 if storage in halved else 1))
 
 
 def sbuf_usable_bytes(study: Study) -> int:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...ir.effects import effects
 from ...ir.storage import Storage
 from ..change import Change
-from ..operation import Operation
+from ..operation_plan import OperationPlan
 from .formatting import joined, lines
 from .study import Advice, Study
 
 
 def shared_tensor(study: Study) -> Iterator[Advice]:
     """Yield a finding when instructions wait for others that touch another slice of their tensor."""
-    dropped, sites = {}, []
-    for first, plan in zip(study.replay.first, study.timeline.plans, strict=True):
-        for index, others in plan.apart.items():
-            dropped[first + index] = tuple(first + other for other in others)
-            tiles = {
-                tile for other in others for tile in _shared(plan.operations[index], plan.operations[other])
-            }
-            sites += [(tile.site, 1.0) for tile in tiles]
+    dropped = {
+        first + index: {first + other for other in others}
+        for first, plan in zip(study.replay.first, study.timeline.plans, strict=True)
+        for index, others in plan.apart.items()
+    }
     gain = study.gain(Change(dropped=dropped)) if dropped else None
     if gain is None or not gain.worth:
         return
-    where = lines(sites)
+    where = lines((tile.site, 1.0) for plan in study.timeline.plans for tile in _shared(plan))
     yield Advice(
         "shared-tensor",
         "Slices of one tensor wait for each other",
@@ -37,11 +33,11 @@ def shared_tensor(study: Study) -> Iterator[Advice]:
     )
 
 
-def _shared(one: Operation, other: Operation) -> set[Storage]:
-    """Return the tensors on chip that both touch."""
-    if one.instruction is None or other.instruction is None:
-        return set()
-    first, second = effects(one.instruction), effects(other.instruction)
-    return {v.storage for v in (*first.reads, *first.written) if v.on_chip} & {
-        v.storage for v in (*second.reads, *second.written)
-    }
+def _shared(plan: OperationPlan) -> Iterator[Storage]:
+    """Yield the tensors on chip that an instruction shares with such others, for each that waits for some."""
+    touched = [{v.storage for v in (*reads, *writes) if v.storage.on_chip} for reads, writes in plan.accesses]
+    position = [op.position for op in plan.operations]
+    for index, others in plan.apart.items():
+        if position[index] >= 0:
+            mine = touched[position[index]]
+            yield from {tile for i in others if position[i] >= 0 for tile in mine & touched[position[i]]}

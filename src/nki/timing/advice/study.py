@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ...ir.instruction import MatmulInstruction
 from ...ir.transfer_instruction import TransferInstruction
@@ -18,12 +18,14 @@ from ..operation import SPACE, Operation
 from ..timeline import Timeline
 from ..timing_rules import ENGINES
 from ..what_if import WhatIf
-from .formatting import duration
+from .formatting import duration, place_of
 
 BUSY = 0.9  # of the time: an engine that cannot do more
 SIMULATED = 80_000  # operations, in all new schedules together
 PART = 10_000  # instructions of a core: of a longer kernel, what repeats is studied in the first part
 WORTH = 0.01  # of the time: a smaller gain is not reported
+
+T = TypeVar("T")
 
 
 def _is_float32(op: Operation) -> bool:
@@ -64,6 +66,14 @@ class Gain(NamedTuple):
             )
         left = duration(self.total_us - self.us)
         return f"{condition}, the kernel would take {left} instead of {duration(self.total_us)}."
+
+
+class TransferGroup(NamedTuple):
+    """Transfers of one signature and one source line."""
+
+    transfer: DmaTransfer  # which they share
+    op: Operation  # one of them
+    numbers: list[int]
 
 
 class Hoisted(NamedTuple):
@@ -125,6 +135,35 @@ class Study:
         """Every DMA by its number, spills included."""
         cores = zip(self.replay.first, self.timeline.cores, strict=True)
         return {first + index: moved for first, core in cores for index, moved in core.transfers.items()}
+
+    @cached_property
+    def transfer_groups(self) -> list[TransferGroup]:
+        """The DMAs of instructions; those of one signature and one source line are a group."""
+        operations = self.timeline.operations
+        found: dict[tuple, TransferGroup] = {}
+        for number, transfer in self.transfers.items():
+            op = operations[number]
+            if op.instruction is None:
+                continue
+            key = (id(transfer), place_of(op))
+            group = found.get(key)
+            if group is None:
+                group = found[key] = TransferGroup(transfer, op, [])
+            group.numbers.append(number)
+        return list(found.values())
+
+    def of_signature(self, fact: Callable[[Operation], T]) -> Callable[[Operation], T]:
+        """Return a fact about instructions that is computed once for all of one signature and engine."""
+        signatures = [plan.signatures for plan in self.timeline.plans]
+        known: dict[tuple, T] = {}
+
+        def find(op: Operation) -> T:
+            key = (op.core, signatures[op.core][op.position], op.kind)
+            if key not in known:
+                known[key] = fact(op)
+            return known[key]
+
+        return find
 
     @property
     def bandwidth_share(self) -> float:
@@ -220,17 +259,20 @@ class Study:
 
     @cached_property
     def float32_matmuls(self) -> dict[int, Operation]:
-        return {n: op for n, op in self.on("tensor") if not is_transpose(op) and _is_float32(op)}
+        is_product = self.of_signature(lambda op: not is_transpose(op) and _is_float32(op))
+        return {n: op for n, op in self.on("tensor") if is_product(op)}
 
     @cached_property
     def faster_matmuls(self) -> Change:
         """float32 matmuls at the speed of bfloat16."""
         bf16 = replace(self.machine, fp32_matmul_factor=1, fp32_onezero_factor=1, fp32_matmul_pairs=1)
-        work: dict[int, float] = {}
-        for n, op in self.float32_matmuls.items():
+
+        @self.of_signature
+        def ratio(op: Operation) -> float:
             cost = self.timeline.plans[op.core].cost_of(op)
-            work[n] = op.instruction.cost(bf16).cycles / cost.cycles  # type: ignore[union-attr]
-        return Change(work=work)
+            return op.instruction.cost(bf16).cycles / cost.cycles  # type: ignore[union-attr]
+
+        return Change(work={n: ratio(op) for n, op in self.float32_matmuls.items()})
 
     @cached_property
     def with_faster_matmuls_ns(self) -> float:

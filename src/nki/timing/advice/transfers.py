@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from operator import attrgetter
 from statistics import median_low
 
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.machine import Machine
 from ...machine.memories import SBUF
-from ..change import Change
+from ..change import Change, Payload
 from ..dma_transfer import DmaTransfer
 from .formatting import NAMES, amount, count, duration, joined, lines, percent, place_of, tensor_name
 from .sbuf import sbuf_peak_bytes, sbuf_usable_bytes
-from .study import Advice, Study
+from .study import Advice, Study, TransferGroup
 
 # ---- reloaded-data -------------------------------------------------------------------------------
 
@@ -43,11 +44,13 @@ class LoadHistory:
         self.begun = begun  # the order of all operations
         self.versions: Counter[int] = Counter()  # of each storage: a write makes new data
         self.loaded: Counter[int] = Counter()  # bytes of each storage
+        self.sizes: dict[int, int] = {}  # bytes by signature
         self.seen: dict[tuple, tuple[int, int]] = {}  # -> (first load, bytes loaded before the last)
 
     def load(self, tensor: TensorLoads, number: int, source: View, kind: tuple) -> None:
-        key, nbytes = id(source.storage), source.nbytes
-        region = (key, self.versions[key], kind, source.offset, source.sig)
+        key, sig = id(source.storage), source.sig
+        nbytes = self.sizes.get(sig) or self.sizes.setdefault(sig, source.nbytes)
+        region = (key, self.versions[key], kind, source.offset, sig)
         first, before = self.seen.get(region, (number, 0))
         if first != number:
             if self.begun[number] < self.begun[first]:
@@ -65,17 +68,20 @@ def loads(study: Study) -> list[TensorLoads]:
     found: dict[int, TensorLoads] = {}
     for plan in study.timeline.plans:
         history = LoadHistory(study.replay.at)
+        first = study.replay.first[plan.core]
         moves = [op for op in plan.operations if op.kind == "dma"]
-        for op in sorted(moves, key=lambda op: op.position):
+        for op in sorted(moves, key=attrgetter("position")):
             reads, writes = plan.accesses[op.position]
             for view in writes:
-                if not view.on_chip:
+                if not view.storage.on_chip:
                     history.versions[id(view.storage)] += 1
             if _is_load(reads, writes):
-                key, kind = id(reads[0].storage), (op.instruction.public, writes[0].dtype)  # type: ignore[union-attr]
-                if key not in found:
-                    found[key] = TensorLoads(reads[0].storage)
-                history.load(found[key], study.replay.number(op), reads[0], kind)
+                source = reads[0].storage
+                tensor = found.get(id(source))
+                if tensor is None:
+                    tensor = found[id(source)] = TensorLoads(source)
+                kind = (op.instruction.public, writes[0].dtype)  # type: ignore[union-attr]
+                history.load(tensor, first + op.index, reads[0], kind)
     return sorted(found.values(), key=lambda tensor: -tensor.bytes_repeated)
 
 
@@ -83,7 +89,8 @@ def _is_load(reads: Sequence[View], writes: Sequence[View]) -> bool:
     """True for a copy from one known place of HBM to SBUF."""
     if len(reads) != 1 or len(writes) != 1:
         return False
-    return not reads[0].on_chip and reads[0].indirection is None and writes[0].buffer is SBUF
+    source, target = reads[0], writes[0].storage
+    return not source.storage.on_chip and source.indirection is None and target.buffer is SBUF
 
 
 def reloaded_data(study: Study) -> Iterator[Advice]:
@@ -100,19 +107,26 @@ def reloaded_data(study: Study) -> Iterator[Advice]:
         "reloaded-data",
         f"{joined(often)}: {_who_waits(study)}",
         " ".join([gain.text("Loaded once"), *(_how_to_load_once(study, t) for t in tensors[:3])]),
-        _longest(study, repeated),
+        _longest(study, _among(study.transfer_groups, repeated)),
         gain.us,
         "dma",
     )
 
 
-def _longest(study: Study, numbers: Iterable[int]) -> tuple[str, ...]:
+def _among(groups: Iterable[TransferGroup], numbers: Container[int]) -> Iterator[TransferGroup]:
+    """Yield the groups, with some of their transfers only."""
+    for group in groups:
+        if left := [number for number in group.numbers if number in numbers]:
+            yield group._replace(numbers=left)
+
+
+def _longest(study: Study, groups: Iterable[TransferGroup]) -> tuple[str, ...]:
     """Return the lines of transfers, those with most DMA engine and trigger time first."""
-    operations, transfers = study.timeline.operations, study.transfers
     share, engines = study.bandwidth_share, study.machine.dma_engines
-    shared = {id(moved): moved for moved in transfers.values()}  # by all of one signature
-    ns = {key: max(moved.issue_ns, moved.packet_ns / engines / share) for key, moved in shared.items()}
-    return lines((operations[n].site, ns[id(transfers[n])]) for n in numbers)
+    return lines(
+        (op.site, len(numbers) * max(moved.issue_ns, moved.packet_ns / engines / share))
+        for moved, op, numbers in groups
+    )
 
 
 def _times(tensor: TensorLoads) -> str:
@@ -145,27 +159,27 @@ def _how_to_load_once(study: Study, tensor: TensorLoads) -> str:
 
 def small_dma(study: Study) -> Iterator[Advice]:
     """Yield a finding about transfers that are too short for the DMA engines, or leave some idle."""
-    m, operations = study.machine, study.timeline.operations
-    small = {
-        number: transfer
-        for number, transfer in study.transfers.items()
-        if operations[number].instruction is not None and _is_small(transfer, m)
-    }
+    m, share = study.machine, study.bandwidth_share
+    small = [group for group in study.transfer_groups if _is_small(group.transfer, m)]
     if not small:
         return
-    equal = Counter((place_of(operations[n]), t.nbytes) for n, t in small.items())  # could be moved together
-    issue, payload = {}, {}
-    for number, transfer in small.items():
+    equal: Counter[tuple] = Counter()  # could be moved together
+    for transfer, op, numbers in small:
+        equal[place_of(op), transfer.nbytes] += len(numbers)
+    issue: dict[int, float] = {}
+    payload: dict[int, Payload] = {}
+    for transfer, op, numbers in small:
         part = transfer.nbytes / (m.dma_efficient_bytes * m.partitions)  # of one that is large enough
-        many = equal[place_of(operations[number]), transfer.nbytes]
-        issue[number] = min(1.0, math.ceil(many * part) / many) * transfer.issue_ns
-        payload[number] = min(part * _large_ns(m), transfer.packet_ns / m.dma_engines) / study.bandwidth_share
+        many = equal[place_of(op), transfer.nbytes]
+        issue |= dict.fromkeys(numbers, min(1.0, math.ceil(many * part) / many) * transfer.issue_ns)
+        moving = min(part * _large_ns(m), transfer.packet_ns / m.dma_engines) / share
+        payload |= dict.fromkeys(numbers, moving)
     gain = study.gain_of_moving_less(Change(issue=issue, payload=payload))
     if gain.worth:
         yield Advice(
             "small-dma",
-            f"{count(len(small), 'transfer')} are too small for DMA",
-            f"{_most_common(small.values(), m)} {amount(m.dma_efficient_bytes)} in each of {m.partitions} "
+            f"{count(len(issue), 'transfer')} are too small for DMA",
+            f"{_most_common(small, m)} {amount(m.dma_efficient_bytes)} in each of {m.partitions} "
             f"partitions keep {m.dma_engines} DMA engines moving; with less they mostly start and stop. "
             f"{gain.text('Moved in transfers of that size')} Bring several tiles with one dma_copy, side by "
             "side in the free dimension.",
@@ -185,10 +199,12 @@ def _large_ns(m: Machine) -> float:
     return m.dma_partitions_per_engine * (m.dma_descriptor_ns + m.dma_efficient_bytes / m.dma_bytes_per_ns)
 
 
-def _most_common(small: Collection[DmaTransfer], m: Machine) -> str:
-    shapes = Counter((t.nbytes // t.descriptors, len(t.payload_ns)) for t in small)
+def _most_common(small: Sequence[TransferGroup], m: Machine) -> str:
+    shapes: Counter[tuple[int, int]] = Counter()
+    for t, _, numbers in small:
+        shapes[t.nbytes // t.descriptors, len(t.payload_ns)] += len(numbers)
     (piece, engines), many = shapes.most_common(1)[0]
-    which = f"All {many:,}" if many == len(small) else f"{many:,} of them"
+    which = f"All {many:,}" if many == shapes.total() else f"{many:,} of them"
     on = f" on {engines} of {m.dma_engines} DMA engines" if engines < m.dma_engines else ""
     return f"{which} move pieces of {amount(piece)}{on}."
 
@@ -213,7 +229,7 @@ def dma_issue(study: Study) -> Iterator[Advice]:
                 f"Starting {count(len(started), 'transfer')} takes {duration(held)}",
                 f"{starter} needs {each} for each, however little it moves. {gain.text('Started at once')} "
                 f"{_start_less(study, mode)}",
-                _longest(study, started),
+                _longest(study, (group for group in study.transfer_groups if group.transfer.mode == mode)),
                 gain.us,
                 "dma",
             )

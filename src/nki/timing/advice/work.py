@@ -94,8 +94,9 @@ def unused_partitions(study: Study) -> Iterator[Advice]:
 
 def _unused(study: Study, engine: str) -> Iterator[Advice]:
     groups: dict[tuple, list[int]] = defaultdict(list)  # instructions of one line and size
+    used_by = study.of_signature(lambda op: _used(op, study.machine))
     for number, op in study.on(engine):
-        used = _used(op, study.machine)
+        used = used_by(op)
         if used < 1:
             groups[place_of(op), used].append(number)
     work: dict[int, float] = {}

@@ -120,10 +120,11 @@ def drop_casts(core: Compilation) -> int:
 
 def _is_cast(core: Compilation, number: int) -> bool:
     """True for a copy from PSUM to PSUM of a whole tile, by the call that wrote it, which VectorE reads."""
-    uses, done = core.uses, core.items[number].done
+    done = core.items[number].done
     source, out = done.reads[0], done.writes[0]
     if source.buffer is not PSUM or out.buffer is not PSUM or not source.covers_storage():
         return False
+    uses = core.uses
     if len(uses.writers[source.storage]) != 1 or not uses.written_once(out):
         return False
     made = core.items[uses.writers[source.storage][0]].instruction
