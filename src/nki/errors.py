@@ -121,7 +121,23 @@ def user_site(depth: int = 1) -> Site | None:
     frame: types.FrameType | None = sys._getframe(depth)
     while frame is not None and _OURS[frame.f_globals.get("__name__")]:
         frame = frame.f_back
-    return None if frame is None else tuple.__new__(Site, (frame.f_code, frame.f_lasti))
+    if frame is None:
+        return None
+    code = frame.f_code
+    key = (id(code), frame.f_lasti)
+    return _SITES.get(key) or _new_site(code, key)
+
+
+_SITES: dict[tuple[int, int], Site] = {}  # a site holds its code, so that no other code gets its identity
+_MOST_SITES = 1 << 16
+
+
+def _new_site(code: types.CodeType, key: tuple[int, int]) -> Site:
+    """Return a site that all instructions of a place in the code share."""
+    if len(_SITES) >= _MOST_SITES:
+        _SITES.clear()
+    found = _SITES[key] = Site(code, key[1])
+    return found
 
 
 def raised_at(problem: BaseException) -> Site | None:

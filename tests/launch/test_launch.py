@@ -327,19 +327,19 @@ def test_a_failed_call_leaves_arguments_and_the_next_call_alone():
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_failed_call_keeps_no_memory_once_its_error_is_gone(cores):
-    leases = []
+    storages = []
 
     @nki.jit
     def kernel(x):
         tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
-        leases.append(weakref.ref(tile.lease))  # the claim on its bytes
+        storages.append(weakref.ref(tile.storage))  # what its bytes are found by
         nisa.dma_copy(tile, x[:, :1])
 
     gc.disable()
     try:
         with contextlib.suppress(nki.NkiError):
             kernel[cores](X)
-        assert leases and not any(lease() for lease in leases)
+        assert storages and not any(storage() for storage in storages)
     finally:
         gc.enable()
 

@@ -119,6 +119,14 @@ class Lowered:
             found = self._signatures[id(instruction.access)] = Signature(instruction, self.machine)
         return found
 
+    def signatures(self, items: Sequence[Item]) -> list[Signature | None]:
+        """Return the same for each of many items; None for a loop."""
+        known = self._signatures
+        return [
+            None if item.__class__ is Loop else known.get(id(item.access)) or self.signature(item)  # type: ignore[union-attr, arg-type]
+            for item in items
+        ]
+
     def is_fence(self, item: Item) -> bool:
         """True if the reference backend runs the item, and nothing is moved across it."""
         return isinstance(item, Loop) or self.signature(item).fence

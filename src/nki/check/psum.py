@@ -6,6 +6,7 @@ Two products in one tile become a sum, without an error. `accumulate=True` says 
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -50,16 +51,18 @@ class PsumOperands(NamedTuple):
 
 
 class PsumWatch:
-    """Follows the products in the PSUM of one core."""
+    """Follows the products in the PSUM of one core.
 
-    def __init__(self) -> None:
+    `products` are those of each tile, by offset, shape and strides. By default they go when their tile does.
+    """
+
+    def __init__(self, products: MutableMapping[Storage, dict[tuple, Product]] | None = None) -> None:
         self.found: dict[tuple, Diagnostic] = {}
-        # of each tile that is alive, by offset, shape and strides
-        self.products: WeakKeyDictionary[Storage, dict[tuple, Product]] = WeakKeyDictionary()
+        self.products = WeakKeyDictionary() if products is None else products
         self.operands: dict[int, PsumOperands] = {}  # by the identity of an `access`, which is in the value
 
     def __call__(self, instruction: Instruction) -> None:
-        if State.loop in instruction.state:  # tiles of the body are new in each iteration
+        if instruction.state and State.loop in instruction.state:  # the body's tiles are new in each trip
             for storage in [s for s in self.products if s.loop]:
                 del self.products[storage]
             return
@@ -124,7 +127,7 @@ def continued_products(program: Program) -> list[Diagnostic]:
         return []
     found: dict[tuple, Diagnostic] = {}
     for items in program.cores:
-        watch = PsumWatch()
+        watch = PsumWatch({})  # the program holds its tiles
         for instruction in walked(items, {}):
             known = watch.operands.get(id(instruction.access))
             if known is None or known.reads or known.writes:  # most touch no PSUM

@@ -109,10 +109,11 @@ _rectangles: LRUCache[int, Box | None] = LRUCache(1 << 16)  # of on-chip views, 
 
 def rectangle(view: View) -> Box | None:
     """Return the smallest box of an on-chip view; None where its partitions do not simply count up."""
-    found = _rectangles.get(view.sig, False)
+    sig = view._sig or view.sig
+    found = _rectangles.get(sig, False)
     if found is False:
         found = _rectangle(view)
-        _rectangles.put(view.sig, found)
+        _rectangles.put(sig, found)
     return found  # type: ignore[return-value]
 
 

@@ -7,7 +7,8 @@ from typing import Any, NoReturn, TypeAlias, TypeGuard, TypeVar, Union
 
 from ..errors import error
 from ..machine.memories import PSUM
-from .layout import Indirection, Int, Layout, Register, is_int, shown
+from .caches import LRUCache
+from .layout import Indirection, Int, KnownLayout, Layout, Register, is_int, shown
 
 
 class DynamicSlice:
@@ -74,6 +75,9 @@ def _as_slice(index: Index) -> Index:
 
 V = TypeVar("V", bound="Indexed")  # jedi knows it, but not typing.Self
 
+# signature of a view, size of each slice (0: an index) and, on chip, offset -> shape, strides, signature
+_SLICES: LRUCache[tuple[int, ...], KnownLayout] = LRUCache(1 << 16)
+
 
 class Indexed(Layout):
     """Views that can be indexed; nothing is ever clamped."""
@@ -81,45 +85,52 @@ class Indexed(Layout):
     __slots__ = ()
 
     def __getitem__(self: V, key: Key) -> V:
-        """Handle `t[a:b, i, c:d]`, most of what kernels write, inline; `_index` handles all else."""
+        """Handle `t[a:b, i, c:d]`, most of what kernels write, inline; `_index` handles all else.
+
+        The start of a slice in HBM changes the offset alone, so all slices of equal sizes share their layout.
+        """
         parts = key if key.__class__ is tuple else (key,)
-        shape, strides = self.shape, self.strides
-        if self.indirection is None and len(parts) <= len(shape):
-            offset, on_chip = self.offset, self.storage.on_chip
-            partition = on_chip  # is never dropped
-            sizes, steps = [], []
-            for index, size, stride in zip(parts, shape, strides):  # noqa: B905
-                if index.__class__ is slice:
-                    start, stop = index.start, index.stop
-                    if start is None:
-                        start = 0
-                    if stop is None:
-                        stop = size
-                    if (
-                        index.step is not None
-                        or start.__class__ is not int
-                        or stop.__class__ is not int
-                        or not 0 <= start < stop <= size
-                    ):
-                        break
-                    offset += stride * start
-                    sizes.append(stop - start)
-                    steps.append(stride)
-                elif index.__class__ is int and 0 <= index < size:
-                    offset += stride * index
-                    if partition:
-                        sizes.append(1)
-                        steps.append(stride)
-                else:
-                    break
-                partition = False
+        shape = self.shape
+        if self.indirection is not None or len(parts) > len(shape):
+            return self._index(key)
+        offset = self.offset
+        wanted = [self._sig or self.sig]
+        for index, size, stride in zip(parts, shape, self.strides):  # noqa: B905
+            if index.__class__ is slice:
+                start, stop, step = index.start, index.stop, index.step
+                if start is None:
+                    start = 0
+                if stop is None:
+                    stop = size
+                if (
+                    start.__class__ is not int
+                    or stop.__class__ is not int
+                    or not 0 <= start < stop <= size
+                    or (step is not None and (step.__class__ is not int or step != 1))
+                ):
+                    return self._index(key)
+                offset += stride * start
+                wanted.append(stop - start)
+            elif index.__class__ is DynamicSlice:
+                start, length = index.start, index.size
+                if start.__class__ is not int or not 0 < length <= size - start:
+                    return self._index(key)
+                offset += stride * start
+                wanted.append(length)
+            elif index.__class__ is int and 0 <= index < size:
+                offset += stride * index
+                wanted.append(0)
             else:
-                if len(parts) < len(shape):
-                    sizes += shape[len(parts) :]
-                    steps += strides[len(parts) :]
-                if len(sizes) > on_chip:
-                    return self._make(offset, sizes, steps, self.dtype, None)
-        return self._index(key)
+                return self._index(key)
+        if self.storage.on_chip:  # there the signature holds the offset
+            wanted.append(offset)
+        known = tuple(wanted)
+        layout = _SLICES.get(known)
+        if layout is None:
+            made = self._index(key)
+            _SLICES.put(known, (made.shape, made.strides, made.sig))
+            return made
+        return self._sliced(offset, layout)
 
     def _index(self: V, where: Key) -> V:
         key: Any = where

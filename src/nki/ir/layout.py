@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 Int: TypeAlias = int | np.integer
+KnownLayout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, signature
 
 
 class Register(Protocol):
@@ -233,7 +234,7 @@ class Layout:
         if sig is None:
             s = self.storage
             ind = self.indirection
-            self._sig = sig = _intern(
+            sig = _intern(
                 (
                     s.buffer,
                     s.partitions,
@@ -254,6 +255,7 @@ class Layout:
                     ),
                 )
             )
+            _set_sig(self, sig)  # an NkiTensor guards its slots
         return sig
 
     def covers_storage(self) -> bool:
@@ -307,6 +309,13 @@ class Layout:
         indirection: Indirection | None,
     ) -> Self:
         return self.__class__(self.storage, offset, Shape(shape), tuple(strides), dtype, indirection)
+
+    def _sliced(self, offset: int, layout: KnownLayout) -> Self:
+        """Return a view of a known layout, without an indirection."""
+        shape, strides, sig = layout
+        made = self.__class__(self.storage, offset, shape, strides, self.dtype)
+        made._sig = sig
+        return made
 
     def _same(
         self,
@@ -386,3 +395,6 @@ class Layout:
         if ind is None or ind.dim is None:
             return -1
         return ind.dim + by if ind.dim >= dim else ind.dim
+
+
+_set_sig = vars(Layout)["_sig"].__set__

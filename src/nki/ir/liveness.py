@@ -187,19 +187,23 @@ class LiveTiles(NamedTuple):
 def peak(lives: Mapping[Storage, Lifetime], size: Callable[[Storage], int]) -> Peak:
     """Return the peak of the storages of one memory; those with an explicit address are always live."""
     placed: dict[tuple[int, int], Storage] = {}
-    automatic = []
-    for storage, life in lives.items():
+    changes = [0] * (max([life.last for life in lives.values()], default=0) + 2)  # of live bytes
+    for storage, (first, last) in lives.items():
         if storage.address is None:
-            automatic.append(LiveTiles(life, size(storage), (storage,)))
+            nbytes = size(storage)
+            changes[first] += nbytes
+            changes[last + 1] -= nbytes
         else:
             placed.setdefault(address_range(storage), storage)
-    return _peak(automatic, placed)
+    live = list(accumulate(changes))
+    most = max(live)
+    at = live.index(most)
+    automatic = [s for s, (first, last) in lives.items() if first <= at <= last and s.address is None]
+    return _with_placed(most, automatic, placed)
 
 
-def _peak(automatic: Sequence[LiveTiles], placed: Mapping[tuple[int, int], Storage]) -> Peak:
-    """Return the peak of tiles, beside one tile for each explicit address, in the order of allocation."""
-    at, most = max(levels((life, size) for life, size, _ in automatic), key=itemgetter(1), default=(0, 0))
-    live = [s for (first, last), _, tiles in automatic if first <= at <= last for s in tiles]
+def _with_placed(most: int, live: Sequence[Storage], placed: Mapping[tuple[int, int], Storage]) -> Peak:
+    """Return a peak beside one tile for each explicit address, in the order of allocation."""
     return Peak(most + union_size(placed), sorted([*live, *placed.values()], key=attrgetter("number")))
 
 
@@ -314,7 +318,10 @@ class TileLifetimes:
 
     def peak(self, memory: MemoryRegion) -> Peak:
         """Return the most bytes per partition that are live at once, beside all explicit addresses."""
-        return _peak(self.closed[memory], self.placed[memory])
+        closed = self.closed[memory]
+        at, most = max(levels((life, size) for life, size, _ in closed), key=itemgetter(1), default=(0, 0))
+        live = [s for (first, last), _, tiles in closed if first <= at <= last for s in tiles]
+        return _with_placed(most, live, self.placed[memory])
 
 
 # ---- one array for many values -------------------------------------------------------------------

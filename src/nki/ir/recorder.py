@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .instruction import Instruction
 from .items import Item, Loop
 from .storage import Storage
-from .tensor import NkiTensor
+from .tensor import NkiTensor, set_recorded
 from .view import View
 
 
@@ -32,31 +32,23 @@ class Recorder:
         self.known: set[Storage] = set()  # storages that were admitted
         self.used: dict[Storage, None] = {}  # the same in order of first use
 
-    def __call__(self, instruction: Instruction) -> None:
+    def record(self, instruction: Instruction) -> None:
+        """Add an instruction, with views that claim no bytes. A sink."""
         known = self.known
         for name in instruction.access.views:
             value = getattr(instruction, name)
-            if value.__class__ is not NkiTensor or value.indirection is not None:
-                setattr(instruction, name, self._bare(value))
-                continue
-            storage, bare = value.storage, value.recorded
-            if storage not in known:
-                self._use(value)
+            bare = value.recorded if value.__class__ is NkiTensor else None
             if bare is None:
-                bare = value.recorded = View(storage, value.offset, value.shape, value.strides, value.dtype)
-                bare._sig = value._sig
+                bare = value.bare()
+                if value.__class__ is NkiTensor and bare.indirection is None:
+                    set_recorded(value, bare)
+            if bare.storage not in known or bare.indirection is not None:
+                self._use(bare)
             setattr(instruction, name, bare)
         self.items.append(instruction)
         self.count += 1
         if self.limit is not None and self.count > self.limit and self.full is not None:
             self.full()
-
-    def _bare(self, view: View) -> View:
-        """Return the view without a claim on bytes; its storage was admitted."""
-        self._use(view)
-        bare = view.bare()
-        bare._sig = view._sig
-        return bare
 
     def _use(self, view: View) -> None:
         storage = view.storage

@@ -15,7 +15,7 @@ from . import foreign
 from .context import running
 from .hooks import hooks
 from .indexing import Key
-from .layout import Indirection, Int, Layout, Shape, row_major
+from .layout import Indirection, Int, KnownLayout, Shape, row_major
 from .operator_names import ARITHMETIC, COMPARISONS, OF_NUMPY
 from .storage import Lease, Storage
 from .view import View
@@ -23,11 +23,9 @@ from .view import View
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike as NumpyDTypeLike
 
-_slots = vars(Layout)
-_set_shape, _set_strides = _slots["shape"].__set__, _slots["strides"].__set__
-_set_offset, _set_dtype = _slots["offset"].__set__, _slots["dtype"].__set__
 _blank = object.__new__
-
+_set = object.__setattr__
+_FIXED = ("shape", "strides", "offset", "dtype")  # what users cannot set
 
 _MOST_ROWS = 16  # that a summary shows all
 _DEFAULT = 1000  # numpy's threshold, unless the user has set another
@@ -41,7 +39,19 @@ def summary(values: np.ndarray) -> str:
         return str(values)
 
 
-class NkiTensor(View):
+class UnfinishedTensor(View):
+    """A tensor whose slots are being set: it becomes an NkiTensor, which guards them, afterwards."""
+
+    __slots__ = ("lease", "is_comparison", "recorded")
+    lease: Lease | None
+    is_comparison: bool
+    recorded: View | None  # what stands for this tensor in a recording
+
+
+set_recorded = vars(UnfinishedTensor)["recorded"].__set__
+
+
+class NkiTensor(UnfinishedTensor):
     """A tensor in HBM, SBUF or PSUM. Made by `nl.ndarray` and friends; views share its bytes.
 
     A view of memory: a start, a shape and a step for each dimension. Slices and the methods below give new
@@ -88,17 +98,7 @@ class NkiTensor(View):
     See also: `ndarray`, `ds`, `nisa.iota`, `nisa.dma_copy`.
     """
 
-    __slots__ = ("lease", "is_comparison", "recorded")
-    lease: Lease | None
-    is_comparison: bool
-    recorded: View | None
-
-    # Users cannot set them; we set them through the slots of Layout, which also declares their types.
-    if not TYPE_CHECKING:
-        shape = property(_slots["shape"].__get__, doc="Sizes of the view.")
-        strides = property(_slots["strides"].__get__, doc="Steps in elements.")
-        offset = property(_slots["offset"].__get__, doc="Elements from the start of the storage.")
-        dtype = property(_slots["dtype"].__get__, doc="Data type of the view.")
+    __slots__ = ()
 
     def __init__(
         self,
@@ -125,7 +125,15 @@ class NkiTensor(View):
         row = prod(shape) // rows * dtype.itemsize
         if rows > storage.partitions or row > storage.pitch:
             raise error("shape", f"NkiTensor: {dtype}{list(shape)} does not fit {storage!r}")
+        _set(self, "__class__", UnfinishedTensor)
         _fill(self, storage, lease, 0, shape, strides, dtype)
+
+    if not TYPE_CHECKING:  # checkers know which names can be set
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name in _FIXED:
+                raise AttributeError(f"the {name} of a tensor cannot be set", name=name, obj=self)
+            _set(self, name, value)
 
     def _make(
         self,
@@ -135,8 +143,13 @@ class NkiTensor(View):
         dtype: dtypes.DType,
         indirection: Indirection | None,
     ) -> NkiTensor:
-        made = _blank(NkiTensor)
+        made = _blank(UnfinishedTensor)
         return _fill(made, self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
+
+    def _sliced(self, offset: int, layout: KnownLayout) -> NkiTensor:
+        shape, strides, sig = layout
+        made = _blank(UnfinishedTensor)
+        return _fill(made, self.storage, self.lease, offset, shape, strides, self.dtype, None, sig)
 
     @property
     def base_tensor(self) -> NkiTensor:
@@ -285,34 +298,35 @@ class NkiTensor(View):
 
 
 def _fill(
-    tensor: NkiTensor,
+    tensor: UnfinishedTensor,
     storage: Storage,
     lease: Lease | None,
     offset: int,
-    shape: Shape,
+    shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: dtypes.DType,
     indirection: Indirection | None = None,
     sig: int | None = None,
 ) -> NkiTensor:
-    """Return a blank tensor with its slots set: a kernel makes one for every tile and every slice."""
+    """Return a tensor with its slots set: a kernel makes one for every tile and every slice."""
     tensor.storage = storage
     tensor.lease = lease
-    _set_offset(tensor, offset)
-    _set_shape(tensor, shape)
-    _set_strides(tensor, strides)
-    _set_dtype(tensor, dtype)
+    tensor.offset = offset
+    tensor.shape = shape
+    tensor.strides = strides
+    tensor.dtype = dtype
     tensor.indirection = indirection
     tensor._sig = sig
     tensor.is_comparison = False
-    tensor.recorded = None  # a View, once it stands for this tensor in a recording
-    return tensor
+    tensor.recorded = None
+    tensor.__class__ = NkiTensor
+    return tensor  # type: ignore[return-value]
 
 
 def whole(storage: Storage, lease: Lease | None) -> NkiTensor:
     """Return the tensor that covers a storage, row-major."""
     sizes = Shape(storage.shape)
-    return _fill(_blank(NkiTensor), storage, lease, 0, sizes, row_major(sizes), storage.dtype)
+    return _fill(_blank(UnfinishedTensor), storage, lease, 0, sizes, row_major(sizes), storage.dtype)
 
 
 class Template:
@@ -326,11 +340,10 @@ class Template:
         self.dtype = dtype
         self.sig: int | None = None
 
-    def tensor(self, storage: Storage, lease: Lease) -> NkiTensor:
+    def tensor(self, storage: Storage, lease: Lease | None) -> NkiTensor:
         """Return the tensor that covers a storage without a chosen address."""
-        tensor = _fill(
-            _blank(NkiTensor), storage, lease, 0, self.shape, self.strides, self.dtype, None, self.sig
-        )
+        blank = _blank(UnfinishedTensor)
+        tensor = _fill(blank, storage, lease, 0, self.shape, self.strides, self.dtype, None, self.sig)
         if self.sig is None:
             self.sig = tensor.sig
         return tensor

@@ -108,10 +108,11 @@ def report_traced(kernel: CalledKernel, launch: Launch, program: Program) -> Pro
     """Report what the whole of a traced program shows; returns the program with these diagnostics."""
     diagnostics = launch.execution.diagnostics
     known = len(diagnostics.found)
-    is_seen = State.output in program.state or any(s in program.written for _, s in program.parameters)
     _report(kernel, diagnostics, findings(program, launch.options))
-    if program.parameters and not is_seen:
-        _mention_no_effect(kernel, diagnostics, program.result)
+    if program.parameters and _may_have_no_effect(diagnostics, program.result):
+        is_seen = State.output in program.state or any(s in program.written for _, s in program.parameters)
+        if not is_seen:
+            _mention_no_effect(kernel, diagnostics)
     if len(diagnostics.found) == known:
         return program
     return replace(program, diagnostics=tuple(diagnostics.found))
@@ -128,8 +129,8 @@ def report_executed(
     """Report what the whole of a program shows that has run."""
     _report(kernel, execution.diagnostics, found)
     has_effect = has_effect or bool(execution.side_effects.prints or transfer.written(execution.memories))
-    if not has_effect and transfer.tensors:
-        _mention_no_effect(kernel, execution.diagnostics, result)
+    if not has_effect and transfer.tensors and _may_have_no_effect(execution.diagnostics, result):
+        _mention_no_effect(kernel, execution.diagnostics)
 
 
 def _report(kernel: CalledKernel, diagnostics: Diagnostics, found: Iterable[Diagnostic]) -> None:
@@ -143,13 +144,18 @@ def _report(kernel: CalledKernel, diagnostics: Diagnostics, found: Iterable[Diag
         diagnostics.add(d)
 
 
-def _mention_no_effect(kernel: CalledKernel, diagnostics: Diagnostics, result: object) -> None:
+def _may_have_no_effect(diagnostics: Diagnostics, result: object) -> bool:
+    """Return whether a kernel returns nothing, and nothing else was reported."""
+    return not diagnostics.found and all(
+        leaf is None for leaf in flatten(result, lambda v: isinstance(v, View))
+    )
+
+
+def _mention_no_effect(kernel: CalledKernel, diagnostics: Diagnostics) -> None:
     """Report a kernel that got tensors, returns nothing and wrote none of them.
 
     No compiler refuses that: it is reported only if nothing else is, and is never an error.
     """
-    if diagnostics.found or any(leaf is not None for leaf in flatten(result, lambda v: isinstance(v, View))):
-        return
     text = f"{kernel.__name__} returns nothing and writes none of its arguments: it has no effect"
     help = "return the shared_hbm tensor that holds the result"
     found = Diagnostic("no-effect", text, [], help, _return_site(kernel))

@@ -173,7 +173,8 @@ class DynamicLoop:
         shape, dtype, buffer, name, address = description
         if buffer is SHARED_HBM and core.launch.degree > 1:  # belongs to both cores, not to this loop
             return core.launch.shared.tensor(core, name, shape, dtype)
-        return core.new_storage(shape, dtype, buffer, name, address, self.number)
+        storage = core.new_storage(shape, dtype, buffer, name, address, self.number)
+        return storage, Lease(storage, core.memories)
 
 
 def _signature(instruction: Instruction) -> tuple:

@@ -80,7 +80,8 @@ class Core:
         self.launch = launch
         self.state = state
         self.index = state.index
-        self.validations = _VALIDATIONS[launch.machine.name]
+        self.machine: Machine = launch.machine
+        self.validations = _VALIDATIONS[self.machine.name]
         self.recorder: Recorder | None = None  # while tracing
         self.sinks: list[Sink] = []
         self.counts = Counts()
@@ -89,10 +90,6 @@ class Core:
         self.issued = 0
         self.executing = False  # an instruction runs: diagnostics are its own
         self.pending_warnings: list[tuple] | None = None  # of the instruction that is being validated
-
-    @property
-    def machine(self) -> Machine:
-        return self.launch.machine
 
     @property
     def execution(self) -> Execution:
@@ -158,16 +155,17 @@ class Core:
         buffer: MemoryRegion,
         name: str = "",
         address: tuple[int, int] | None = None,
-    ) -> tuple[Storage, Lease]:
+    ) -> tuple[Storage, Lease | None]:
         """Return a new storage, or the one that all cores or all iterations of a loop share.
 
-        The arguments are already validated.
+        The arguments are already validated. Without bytes, as in a trace, there is nothing to lease.
         """
         if self.loops:
             return self.loops[-1].allocate(shape, dtype, buffer, name, address)
         if buffer is SHARED_HBM and self.launch.degree > 1:
             return self.launch.shared.tensor(self, name, shape, dtype)
-        return self.new_storage(shape, dtype, buffer, name, address)
+        storage = self.new_storage(shape, dtype, buffer, name, address)
+        return storage, Lease(storage, self.memories) if self.recorder is None else None
 
     def new_storage(
         self,
@@ -177,11 +175,11 @@ class Core:
         name: str = "",
         address: tuple[int, int] | None = None,
         loop: int = 0,
-    ) -> tuple[Storage, Lease]:
-        self.counts.storages += 1
-        number, call = self.counts.storages, self.launch.call
-        storage = Storage(buffer, shape, dtype, name, address, user_site(2), number, loop=loop, call=call)
-        return storage, Lease(storage, self.memories)
+    ) -> Storage:
+        self.counts.storages = number = self.counts.storages + 1
+        return Storage(
+            buffer, shape, dtype, name, address, user_site(2), number, False, False, loop, self.launch.call
+        )
 
     def renew_storage(self, storage: Storage) -> None:
         """Begin an iteration of a loop with a tensor of its body: its values and its lifetime end."""

@@ -60,8 +60,8 @@ class SharedTensors:
         core.counts.shared[name] = number + 1
         found = self.tensors.get((name, number))
         if found is None:
-            found = SharedTensor(*core.new_storage(shape, dtype, SHARED_HBM, name), set())
-            self.tensors[name, number] = found
+            new = core.new_storage(shape, dtype, SHARED_HBM, name)
+            found = self.tensors[name, number] = SharedTensor(new, Lease(new, core.memories), set())
         found.cores.add(core.index)
         storage = found.storage
         if storage.shape != shape or storage.dtype != dtype:
@@ -145,7 +145,7 @@ class Launch:
         if self.statistics is None:
             limit = LONGEST_TRACE if self.has_data else None
             core.recorder = Recorder(self._admit, limit, self.restart)
-            return [core.recorder]
+            return [core.recorder.record]
         return [core.state.run_one, self.statistics.sink_of(core.index)]
 
     def _admit(self, storage: Storage) -> None:

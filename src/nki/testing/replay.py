@@ -122,7 +122,7 @@ class Replay:
         received = None
         if not RECEIVES.isdisjoint(done.state):
             received = tuple(core.values(shown(view)).copy() for view in done.written)
-        self._bare(instruction)
+        self._bare.record(instruction)
         self._last_use.update((view.storage, len(self.steps)) for view in instruction.views())
         self.steps.append(_Step(core.index, instruction, self._begun.pop(core.index), received))
         if len(self.steps) % self.interval == 0:

@@ -139,15 +139,15 @@ def _connected(nodes: Sequence[Node], registers: RegisterUses) -> list[list[int]
 def allocate_values(steps: Sequence[object]) -> tuple[int, int]:
     """Set the address of every value in the arena or a region; return the bytes of both."""
     used: list[list[Any]] = []
-    owners = _owners(steps)
+    touched, owners = _owners(steps)
     region = 0
     for step in steps:
         if step.__class__ is not Chains:
-            used.append(list(_memories(step)))
+            used.append(touched[id(step)])
             continue
         shared: list[Any] = []
         for chain in step.chains:  # type: ignore[attr-defined]
-            memories = [list(_memories(node)) for node in chain]
+            memories = [touched[id(node)] for node in chain]
             own = [[m for m in found if owners[m] is chain] for found in memories]
             region = max(region, allocate(own, _set_address_in_region))
             shared += [m for found in memories for m in found if owners[m] is not chain]
@@ -155,18 +155,21 @@ def allocate_values(steps: Sequence[object]) -> tuple[int, int]:
     return allocate(used, _set_address), region
 
 
-def _owners(steps: Sequence[object]) -> dict[Any, list[Any] | None]:
-    """Return the chain that alone uses each of its values; None for what others use, too."""
-    found: dict[Any, list[Any] | None] = {}
-    if not any(step.__class__ is Chains for step in steps):
-        return found
+def _owners(steps: Sequence[object]) -> tuple[dict[int, list[Any]], dict[Any, list[Any] | None]]:
+    """Return what each step touches, by its identity, and the chain that alone uses each of its values.
+
+    It is None for what others use, too.
+    """
+    touched: dict[int, list[Any]] = {}
+    owners: dict[Any, list[Any] | None] = {}
     for step in steps:
         for chain in step.chains if step.__class__ is Chains else [[step]]:  # type: ignore[attr-defined]
             for node in chain:
-                for memory in _memories(node):
-                    if found.setdefault(memory, chain) is not chain or node.__class__ is Gemm:
-                        found[memory] = None
-    return found
+                memories = touched[id(node)] = _memories(node)
+                for memory in memories:
+                    if owners.setdefault(memory, chain) is not chain or node.__class__ is Gemm:
+                        owners[memory] = None
+    return touched, owners
 
 
 def _set_address(memory: Any, at: int) -> None:
@@ -177,27 +180,22 @@ def _set_address_in_region(memory: Any, at: int) -> None:
     memory.at, memory.in_region = at, True
 
 
-def _memories(step: Any) -> Iterator[Any]:
-    """Iterate over the values and buffers in the arena that a step touches."""
+def _memories(step: Any) -> list[Any]:
+    """Return the values and buffers in the arena that a step touches."""
     if step.__class__ is Gemm:
-        if step.result is not None:
-            yield step.result
-        for factor in (step.left, step.right):
-            if factor.view is not None:
-                yield from _memory_of(factor.view.base)
-            for tile in factor.tiles:
-                yield from _memory_of(tile.elements.base)
-        return
-    for elements in node_inputs(step):
-        yield from _memory_of(elements.base)
-    for _, value, _ in step.outputs:
-        if value.__class__ is SSAValue:
-            yield from _memory_of(value)
+        bases = [factor.view.base for factor in (step.left, step.right) if factor.view is not None]
+        bases += [tile.elements.base for factor in (step.left, step.right) for tile in factor.tiles]
+        own = [] if step.result is None else [step.result]
+        return own + _memories_of(bases)
+    bases = [elements.base for elements in node_inputs(step)]
+    bases += [value for _, value, _ in step.outputs]
+    return _memories_of(bases)
 
 
-def _memory_of(base: object) -> Iterator[Any]:
-    if base.__class__ is SSAValue:
-        if base.in_product is not None:
-            yield base.in_product[0]
-        elif base.stored_at is None:
-            yield base
+def _memories_of(bases: list[Any]) -> list[Any]:
+    """Return what holds the bytes of each value: itself, or the buffer of a product."""
+    return [
+        base if base.in_product is None else base.in_product[0]
+        for base in bases
+        if base.__class__ is SSAValue and (base.in_product is not None or base.stored_at is None)
+    ]

@@ -54,7 +54,8 @@ def locate(elements: Elements) -> Location:
         start = buffer.at
     else:
         start = base.at
-    return Location(storage, start + offset * width, shape, tuple([s * width for s in strides]))
+    steps = tuple([s * width for s in strides])
+    return tuple.__new__(Location, (storage, start + offset * width, shape, steps))  # there are many
 
 
 def output_elements(value: SSAValue) -> Elements:
@@ -104,7 +105,7 @@ class StepEmitter:
             number = self.storages[storage]
         else:
             number = REGION if elements.base.in_region else ARENA
-        return ArrayRef(number, offset, shape, strides, elements.dtype)
+        return tuple.__new__(ArrayRef, (number, offset, shape, strides, elements.dtype))  # there are many
 
     # ---- instructions ----------------------------------------------------------------------------
 

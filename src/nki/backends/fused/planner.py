@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from ...ir.caches import per_program
 from ...ir.effects import effects
-from ...ir.instruction import State
+from ...ir.instruction import Instruction, State
 from ...ir.program import Loop
 from ...ir.storage import Storage
-from ..lowered import UNPLANNED, Lowered
+from ..lowered import UNPLANNED, Lowered, Signature
 from . import cache
 from .chains import allocate_values
 from .emission import StepEmitter
@@ -91,8 +91,13 @@ def _assess(lowered: Lowered, forced: bool) -> tuple[int, str]:
 
 def _apart(lowered: Lowered) -> int:
     """Return the work of matmuls on tiles that fences touch: they become no large products."""
-    known = [(lowered.signature(i), i) for core in range(len(lowered.items)) for i in lowered.straight(core)]
+    known: list[tuple[Signature, Instruction]] = []
+    for core in range(len(lowered.items)):
+        straight = lowered.straight(core)
+        known += zip(lowered.signatures(straight), straight, strict=True)  # type: ignore[arg-type]
     untracked = {storage for signature, i in known if signature.fence for storage in touched(i)}
+    if not untracked:
+        return 0
     return sum([s.flops for s, i in known if s.flops and not untracked.isdisjoint(touched(i))])
 
 

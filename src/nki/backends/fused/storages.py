@@ -17,7 +17,7 @@ import numpy as np
 
 from ...ir.effects import effects
 from ...ir.instruction import Instruction
-from ...ir.program import Loop, walk
+from ...ir.program import walk
 from ...ir.storage import Storage
 from ...ir.view import View
 from ..lowered import Lowered, Signature
@@ -32,8 +32,7 @@ class Storages:
         self.read: set[Storage] = set()
         self.stores: dict[Storage, list[View]] = {}
         for items in lowered.items:
-            for item in items:
-                kind = None if item.__class__ is Loop else lowered.signature(item)  # type: ignore[arg-type]
+            for item, kind in zip(items, lowered.signatures(items), strict=True):
                 if kind is None or kind.fence or kind.lazy:
                     for instruction in walk([item]):
                         self._keep_in_place(instruction)

@@ -93,10 +93,10 @@ class CoreTiles(dict[Storage, TileContents]):
             self._overwrite_placed(tile, boxes, where)
         elif tile.segments:
             tile.overwrite(boxes, where)
-        self.writes += 1
+        self.writes = written = self.writes + 1
         for box in boxes:
-            tile.segments.append(Segment(value, box, self.writes))
-        tile.exact[view.sig] = value
+            tile.segments.append(tuple.__new__(Segment, (value, box, written)))  # there are many
+        tile.exact[view._sig or view.sig] = value
 
     def _overwrite_placed(self, tile: TileContents, boxes: list[Box], where: Box) -> None:
         """Remove what is written now from tiles that share the memory."""
@@ -136,23 +136,24 @@ class CoreTiles(dict[Storage, TileContents]):
             if top < last and first < bottom and left < stop and start < right:
                 around = top <= first and last <= bottom and left <= start and stop <= right
                 if found is None and exact and around:
-                    self._check_exclusive(storage, where, written)
+                    if storage.address is not None:
+                        self._check_exclusive(storage, where, written)
                     return value
                 if found is not None and found is not value:
-                    self._check_exclusive(storage, where, 0)
-                    return None
+                    found = None
+                    break
                 found = value
-        self._check_exclusive(storage, where, 0)
+        if storage.address is not None:
+            self._check_exclusive(storage, where, 0)
         return None if found is None or found.locate(view) is None else found
 
     def _check_exclusive(self, storage: Storage, where: Box, since: int) -> None:
         """Raise Untrackable if another tile was written here since then."""
-        if storage.address is not None:
-            for other in self.placed.get(storage.buffer, {}).values():
-                if other.storage is not storage and any(
-                    segment.written > since and segment.where.overlaps(where) for segment in other.segments
-                ):
-                    raise Untrackable(storage, "read through another tile's memory")
+        for other in self.placed.get(storage.buffer, {}).values():
+            if other.storage is not storage and any(
+                segment.written > since and segment.where.overlaps(where) for segment in other.segments
+            ):
+                raise Untrackable(storage, "read through another tile's memory")
 
     def written_by_matmul(self, view: View) -> set[bool]:
         """Return whether the segments that a view overlaps are sums of products; {False} for none."""

@@ -6,7 +6,7 @@ that is written in place, and the tracking starts again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...ir.instruction import Instruction
@@ -17,7 +17,7 @@ from ...machine.dtypes import float32
 from ..lowered import Lowered, Signature
 from .storages import Storages
 from .tiles import CoreTiles, Untrackable, box_of
-from .values import Elements, SSAValue, permuted, storage_elements
+from .values import Elements, SSAValue, as_dtype, permuted, storage_elements
 
 WIDENED = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")  # exact in float32
 
@@ -57,21 +57,15 @@ class Node:
                 value.unlink()
 
 
-def node_inputs(node: Node) -> Iterator[Elements]:
-    """Iterate over everything that a node reads, except memory in place."""
+def node_inputs(node: Node) -> list[Elements]:
+    """Return everything that a node reads, except memory in place."""
     if node.kind == "product":
-        for left, right in node.outputs[0][1].terms:
-            yield left
-            yield right
-        return
-    for _, elements in node.reads:
-        if elements.__class__ is Elements:
-            yield elements
-    for _, _, before in node.outputs:
-        if before is not None:
-            yield before
-    for _, elements in node.parts:
-        yield elements
+        return [elements for term in node.outputs[0][1].terms for elements in term]
+    found = [elements for _, elements in node.reads if elements.__class__ is Elements]
+    found += [before for _, _, before in node.outputs if before is not None]
+    if node.parts:
+        found += [elements for _, elements in node.parts]
+    return found
 
 
 class Tracker:
@@ -85,9 +79,8 @@ class Tracker:
         self.fused: dict[str, int] = {"copies": 0, "matmuls": 0}
 
     def track(self, items: Sequence[Item]) -> None:
-        position, signature = 0, self.lowered.signature
-        for item in items:
-            kind = None if item.__class__ is Loop else signature(item)  # type: ignore[arg-type]
+        position = 0
+        for item, kind in zip(items, self.lowered.signatures(items), strict=True):
             if kind is None or kind.fence:
                 self.nodes.append(Node("fence", item, position))
                 position += _length(item)
@@ -158,7 +151,8 @@ class Tracker:
 
     def _move(self, instruction: Instruction, meaning: Move, position: int) -> bool:
         """Make a copy of a value an alias of it. False: the elements have to be moved."""
-        dst, src, *_ = instruction.operands()
+        operands = instruction.operands()
+        dst, src = operands[0], operands[1]
         storages, source = self.storages, src.storage
         if not dst.storage.on_chip or dst.storage in storages.in_place:
             return False
@@ -244,11 +238,11 @@ class Tracker:
 
     def _origin_of(self, view: View) -> Elements | None:
         """Locate the same numbers before they were transposed or widened."""
-        value = self.tiles[view.storage].exact.get(view.sig) or self.tiles.holder(view)
+        value = self.tiles[view.storage].exact.get(view._sig or view.sig) or self.tiles.holder(view)
         if value is None or value.origin is None or value.dtype is not view.dtype:
             return None
         elements = value.origin.locate(view)
-        return None if elements is None else elements._replace(dtype=value.origin.dtype)
+        return None if elements is None else as_dtype(elements, value.origin.dtype)
 
     def _adds(self, dst: View, accumulate: bool | None) -> tuple[bool, SSAValue | None]:
         """Return whether a matmul adds to dst, and to which value; None: to parts of several."""

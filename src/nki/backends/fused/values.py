@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...ir.boxes import Box, rectangle
+from ...ir.caches import LRUCache
 from ...ir.layout import Shape, regrouped, row_major
 from ...ir.view import View
 from ...machine.dtypes import DType
@@ -28,6 +29,15 @@ class Elements(NamedTuple):
     dtype: DType
 
 
+_elements = tuple.__new__  # a plan makes very many Elements: this is faster than their own __new__
+
+
+def as_dtype(elements: Elements, dtype: DType) -> Elements:
+    """Return the same elements as another dtype."""
+    base, offset, shape, strides, _ = elements
+    return _elements(Elements, (base, offset, shape, strides, dtype))
+
+
 class SSAValue:
     """What one instruction (or a chain of matmuls) writes through one view."""
 
@@ -37,7 +47,6 @@ class SSAValue:
     terms: list[tuple[Elements, Elements]] | None = None  # a sum of products: stationary and moving
     pieces: list[tuple[Box, SSAValue]] | None = None  # gathered from these, each in its box
     _own: Elements | None = None
-    layout: tuple | None = None  # (count, address step) of each dimension, and its step in the base
     sealed = False  # it was read: no more terms are added
     by_matmul = False
     is_zero = False
@@ -50,7 +59,6 @@ class SSAValue:
     def __init__(self, view: View, elements: Elements | None = None):
         self.view = view
         self.dtype = view.dtype
-        self.start = view.offset  # address of the first element in the storage
         self.elements = elements  # where it lies in the memory of another base
         self.base: Any
         if elements is None:
@@ -69,12 +77,6 @@ class SSAValue:
         shape = tuple(self.view.shape)
         self._own = Elements(self, 0, shape, row_major(shape), self.view.dtype)
         return self._own
-
-    def _find_layout(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
-        shape = tuple(self.view.shape)
-        strides = row_major(shape) if self.elements is None else self.elements.strides
-        self.layout = _merged(shape, self.view.strides, strides)
-        return self.layout
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +104,7 @@ class SSAValue:
         if piece.origin is None or piece.dtype is not self.dtype:
             return piece.locate(view)
         found = piece.origin.locate(view)
-        return None if found is None else found._replace(dtype=piece.origin.dtype)
+        return None if found is None else as_dtype(found, piece.origin.dtype)
 
     def relocated(self, elements: Elements) -> SSAValue:
         """Return the same value in the memory of another base."""
@@ -111,23 +113,42 @@ class SSAValue:
     def locate(self, view: View) -> Elements | None:
         """Return the elements of a view of the same memory; None where they are no strided selection."""
         own, elements = self.view, self.elements
-        if view is own or view.sig == own.sig:
+        dtype = view.dtype
+        if view is own or (view._sig or view.sig) == (own._sig or own.sig):
             if elements is None:
                 return self._own or self._whole()
-            return elements if elements.dtype is view.dtype else elements._replace(dtype=view.dtype)
-        if view.dtype.itemsize != own.dtype.itemsize:
+            return elements if elements.dtype is dtype else as_dtype(elements, dtype)
+        if dtype.itemsize != own.dtype.itemsize:
             return None
-        shape = tuple(view.shape)
-        dims, steps = self.layout or self._find_layout()
-        found = _within(dims, view.offset - self.start, shape, view.strides)
+        # both are on chip, where a signature has offset, shape and strides
+        key = (own.sig, view.sig, None if elements is None else elements.strides)
+        found = _LOCATED.get(key)
         if found is None:
+            steps = row_major(own.shape) if elements is None else elements.strides
+            found = _located(own, view, steps) or ()
+            _LOCATED.put(key, found)
+        if not found:
             return None
-        starts, ways = found
-        offset = self.offset
-        for dim, index in starts:
-            offset += index * steps[dim]
-        strides = tuple([steps[dim] * step if step else 0 for dim, step in ways])
-        return Elements(self.base, offset, shape, strides, view.dtype)
+        offset, shape, strides = found
+        return _elements(Elements, (self.base, self.offset + offset, shape, strides, dtype))
+
+
+Located = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+# signatures of two views, and the steps of the first one in a base -> offset, shape and strides of the second
+_LOCATED: LRUCache[tuple, Located | tuple[()]] = LRUCache(1 << 16)
+
+
+def _located(own: View, view: View, steps: tuple[int, ...]) -> Located | None:
+    """Return where the elements of a view are among those of `own`, which have these steps; or None."""
+    dims, steps = _merged(tuple(own.shape), own.strides, steps)
+    shape = tuple(view.shape)
+    found = _within(dims, view.offset - own.offset, shape, view.strides)
+    if found is None:
+        return None
+    starts, ways = found
+    offset = sum([index * steps[dim] for dim, index in starts])
+    return offset, shape, tuple([steps[dim] * step if step else 0 for dim, step in ways])
 
 
 @lru_cache(maxsize=1 << 14)
@@ -212,20 +233,22 @@ def permuted(elements: Elements, order: Any, shape: Sequence[int]) -> Elements |
         found = matrix_strides(elements, rows)
         if found is None:
             return None
-        elements = elements._replace(shape=(prod(elements.shape) // rows, rows), strides=(found[1], found[0]))
+        elements = _selected(elements, (prod(elements.shape) // rows, rows), (found[1], found[0]))
     elif order is not None:
-        elements = elements._replace(
-            shape=tuple(elements.shape[d] for d in order), strides=tuple(elements.strides[d] for d in order)
-        )
+        shape_, strides_ = elements.shape, elements.strides
+        elements = _selected(elements, tuple([shape_[d] for d in order]), tuple([strides_[d] for d in order]))
     wanted = tuple(shape)
     if elements.shape == wanted:
         return elements
     strides = reshape_strides(elements.shape, elements.strides, wanted)
-    return (
-        None if strides is None else Elements(elements.base, elements.offset, wanted, strides, elements.dtype)
-    )
+    return None if strides is None else _selected(elements, wanted, strides)
+
+
+def _selected(elements: Elements, shape: tuple[int, ...], strides: tuple[int, ...]) -> Elements:
+    """Return elements with another shape and other strides."""
+    return _elements(Elements, (elements.base, elements.offset, shape, strides, elements.dtype))
 
 
 def storage_elements(view: View) -> Elements:
     """Return the elements of a view of a storage in HBM."""
-    return Elements(view.storage, view.offset, tuple(view.shape), view.strides, view.dtype)
+    return _elements(Elements, (view.storage, view.offset, tuple(view.shape), view.strides, view.dtype))

@@ -114,7 +114,7 @@ def memory_of(view: View) -> Memory:
 
 def check_usable(storage: Storage, call: object, ended: Container[Storage]) -> None:
     """Raise unless a storage belongs to this call and, if to a loop's body, to one that still runs."""
-    if storage in ended:
+    if storage.loop and storage in ended:
         _refuse(
             storage,
             "loop-local-tensor",
