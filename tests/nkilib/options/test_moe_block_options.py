@@ -153,7 +153,8 @@ REFUSED = (
         hidden_actual=0,
     )
     + [
-        Option("refuses-inp-layout", {"inp_layout": TRANSPOSED}, "inp_layout"),
+        Option("refuses-inp-layout", {"inp_layout": "T_H"}, "inp_layout"),
+        Option("refuses-rows", {"inp_layout": TRANSPOSED}, "inp"),
         Option("refuses-outp-layout", {"outp_layout": "B_S_H"}, "outp_layout"),
         Option("refuses-dynamic", {"is_all_expert_dynamic": True, "block_size": 4}, "is_all_expert_dynamic"),
         Option("refuses-no-block", ALL | {"is_all_expert_dynamic": True}, "block_size"),
@@ -181,6 +182,37 @@ def transposed_block(**a):
 def test_the_result_transposed(changes, cores):
     option = Option("transposed", changes | {"outp_layout": TRANSPOSED}, lnc=cores)
     check(option, moe_block_tkg, BASIC, lambda **a: transposed_block(cores=cores, **a), 3e-5)
+
+
+def token_by_token(inp, **a):
+    """The block of tokens [128, n, J, T], whose columns are put together one by one."""
+    partitions, parts, tiles, tokens = inp.shape
+    rows = np.zeros((1, tokens, inp.size // tokens), inp.dtype)
+    for p, c, j in np.ndindex(partitions, parts, tiles):
+        rows[0, :, (c * partitions + p) * tiles + j] = inp[p, c, j]
+    return block(inp=rows, **{name: value for name, value in a.items() if name != "inp_layout"})
+
+
+SPREAD = {
+    "one-part": {"inp": random((128, 1, 2, 6))},
+    "two-parts": {"inp": random((128, 2, 1, 6))},
+    "one-token": {"inp": random((128, 2, 1, 1))},
+    "130-tokens": ALL | {"inp": random((128, 1, 2, 130))},
+    "bfloat16-residual": {
+        "inp": random((128, 2, 1, 5), "bfloat16"),
+        "residual": random((1, 5, H), "bfloat16", seed=8),
+    },
+    "shared": SHARED | {"inp": random((128, 2, 1, 7))},
+    "all-experts": ALL | {"inp": random((128, 1, 2, 7))},
+}
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("name", SPREAD)
+def test_tokens_arrive_with_columns_in_partitions(name, cores):
+    option = Option(name, SPREAD[name] | {"inp_layout": TRANSPOSED}, lnc=cores)
+    tolerance = 2e-2 if "bfloat16" in name else 3e-5
+    check(option, moe_block_tkg, BASIC, token_by_token, tolerance)
 
 
 @each(REFUSED)

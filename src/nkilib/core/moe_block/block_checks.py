@@ -12,7 +12,6 @@ from nkilib.core.utils.kernel_assert import (
     assert_shape,
     assert_tensors,
     kernel_assert,
-    not_built,
     refuse_without_effect,
 )
 from nkilib.core.utils.tile_sizes import PMAX
@@ -31,20 +30,33 @@ class SharedExpert(nl.NKIObject):
     down_bias: Tensor | None
 
 
-def check_tokens(inp: Tensor, gamma: Tensor, residual: Tensor | None, hidden_actual: int | None) -> None:
+def check_tokens(
+    inp: Tensor, layout: MoEBlockIOLayout, gamma: Tensor, residual: Tensor | None, hidden_actual: int | None
+) -> None:
     """Check what is normalised."""
+    assert_members(("inp_layout", layout, MoEBlockIOLayout))
     assert_tensors((("inp", inp), ("gamma", gamma)), (("residual", residual),))
     shape = tuple(inp.shape)
-    kernel_assert(
-        len(shape) == 3 and shape[2] % PMAX == 0,
-        f"inp: got shape {shape}, expected (B, S, H) with H a multiple of 128",
-    )
-    assert_shape(gamma, (1, shape[2]), "gamma")
+    if layout == MoEBlockIOLayout.B_S_H:
+        kernel_assert(
+            len(shape) == 3 and shape[2] % PMAX == 0,
+            f"inp: got shape {shape}, expected (B, S, H) with H a multiple of 128",
+        )
+    else:
+        kernel_assert(
+            len(shape) == 4 and shape[0] == PMAX,
+            f"inp: got shape {shape} with inp_layout {layout}, expected (128, n, H / 128 / n, T)",
+        )
+    size = shape[2] if len(shape) == 3 else PMAX * shape[1] * shape[2]
+    assert_shape(gamma, (1, size), "gamma")
     if residual is not None:
-        assert_shape(residual, shape, "residual")
+        kernel_assert(
+            residual.shape[-1] == size and residual.size == inp.size,
+            f"residual: got shape {tuple(residual.shape)}, expected (B, S, H), H = {size}, with the tokens of inp",
+        )
     kernel_assert(
-        hidden_actual is None or 1 <= hidden_actual <= shape[2],
-        f"hidden_actual: got {hidden_actual}, allowed are 1 to H = {shape[2]}",
+        hidden_actual is None or 1 <= hidden_actual <= size,
+        f"hidden_actual: got {hidden_actual}, allowed are 1 to H = {size}",
     )
 
 
@@ -74,11 +86,9 @@ def check_experts(gate_up: Tensor, down: Tensor, act_fn: ActFnType | None) -> No
         assert_members(("hidden_act_fn", act_fn, ActFnType))
 
 
-def check_layouts(inp: MoEBlockIOLayout, out: MoEBlockIOLayout, dynamic_and_shared: bool) -> None:
-    """Check the layouts of the tokens, and what dynamic experts cannot do."""
-    assert_members(("inp_layout", inp, MoEBlockIOLayout), ("outp_layout", out, MoEBlockIOLayout))
-    if inp != MoEBlockIOLayout.B_S_H:
-        not_built("inp_layout", "tokens arrive as [B, S, H]")
+def check_layouts(out: MoEBlockIOLayout, dynamic_and_shared: bool) -> None:
+    """Check the layout of the result, and what dynamic experts cannot do."""
+    assert_members(("outp_layout", out, MoEBlockIOLayout))
     kernel_assert(
         not dynamic_and_shared, "is_all_expert_dynamic: got True with shared experts, allowed without them"
     )

@@ -28,6 +28,7 @@ from nkilib.core.moe_block.block_checks import (
     check_shared,
     check_tokens,
 )
+from nkilib.core.moe_block.block_tokens import BlockTokens
 from nkilib.core.router_topk.router_topk import (
     XHBMLayout_T_H__1,
     XSBLayout_tp102__0,
@@ -107,8 +108,9 @@ def moe_block_tkg(
     them (router_pre_norm); their weights may be MX. Shared experts are a plain MLP with weights [H, I],
     [H, I], [I, H].
 
-    is_all_expert_dynamic and block_size are those of moe_tkg, outp_layout is its output_layout; inp_layout is
-    B_S_H. These four are named in the release notes alone: their place in the signature is ours.
+    is_all_expert_dynamic and block_size are those of moe_tkg, outp_layout is its output_layout. inp_layout
+    _128_Nprgs_Hfree_T is inp [128, n, J, T], whose [p, c, j, t] is column 128 J c + J p + j of token t. These
+    four are named in the release notes alone: their place in the signature is ours.
 
     Returns (out [T, H], router_logits [T, E]), without the latter if skip_router_logits; with residual
     [B, S, H] also inp + residual [T, H]. None means the default for router_act_fn,
@@ -124,16 +126,11 @@ def moe_block_tkg(
     """
     refuse("hidden_act_scale_factor", hidden_act_scale_factor, "what it scales is not documented")
     refuse("hidden_act_bias", hidden_act_bias, "where it is added is not documented")
-    refuse(
-        "expert_gate_up_input_scale",
-        expert_gate_up_input_scale,
-        "the page lists it without a shape or a meaning",
-    )
-    refuse(
-        "expert_down_input_scale", expert_down_input_scale, "the page lists it without a shape or a meaning"
-    )
-    check_tokens(inp, gamma, residual, hidden_actual)
-    check_router(inp.shape[2], router_weights, router_bias, top_k, router_act_fn)
+    refuse("expert_gate_up_input_scale", expert_gate_up_input_scale, UNDEFINED)
+    refuse("expert_down_input_scale", expert_down_input_scale, UNDEFINED)
+    check_tokens(inp, inp_layout, gamma, residual, hidden_actual)
+    given = BlockTokens(inp, inp_layout)
+    check_router(given.size, router_weights, router_bias, top_k, router_act_fn)
     check_experts(expert_gate_up_weights, expert_down_weights, hidden_act_fn)
     shared = SharedExpert(
         shared_expert_gate_w,
@@ -144,10 +141,10 @@ def moe_block_tkg(
         shared_expert_down_bias,
     )
     check_shared(shared)
-    check_layouts(inp_layout, outp_layout, is_all_expert_dynamic and shared.up is not None)
+    check_layouts(outp_layout, is_all_expert_dynamic and shared.up is not None)
     n_prgs, core = get_verified_program_sharding_info("moe_block_tkg", (0, 1), 2)[1:]
     in_rows = is_all_expert_dynamic or shared_expert_up_w is not None
-    tokens = normalized(inp, residual, gamma, eps, hidden_actual, core, in_rows)
+    tokens = normalized(given, residual, gamma, eps, hidden_actual, core, in_rows)
     router = BlockRouting(
         RouterActFnType.SIGMOID if router_act_fn is None else router_act_fn,
         top_k,
@@ -225,7 +222,7 @@ class Normalized(nl.NKIObject):
 
 
 def normalized(
-    inp: Tensor,
+    inp: BlockTokens,
     residual: Tensor | None,
     gamma: Tensor,
     eps: float,
@@ -234,27 +231,26 @@ def normalized(
     rows_needed: bool,
 ) -> Normalized:
     """RMSNorm of all tokens."""
-    batch, sequence, size = inp.shape
-    tokens = batch * sequence
+    tokens, size, dtype = inp.count, inp.size, inp.inp.dtype
     result = Normalized(None, None, None, tokens)
     if residual is not None:
-        result.total = nl.ndarray((tokens, size), inp.dtype, buffer=nl.shared_hbm)
+        result.total = nl.ndarray((tokens, size), dtype, buffer=nl.shared_hbm)
     if rows_needed or tokens > PMAX:
-        result.rows = nl.ndarray((tokens, size), inp.dtype, buffer=nl.private_hbm)
+        result.rows = nl.ndarray((tokens, size), dtype, buffer=nl.private_hbm)
     factors = broadcast_row(gamma, 0, size, min(tokens, PMAX))
     for token in TiledRange(tokens, PMAX):
         start, end = token.start_offset, token.end_offset
-        rows = load(inp.reshape((tokens, size))[start:end])
+        rows = inp.rows(start, end)
         if residual is not None:
             rows = with_residual(rows, residual.reshape((tokens, size))[start:end])
             if core == 0:
                 store(result.total[start:end], rows)
-        out = nl.ndarray(rows.shape, inp.dtype, buffer=nl.sbuf)
+        out = nl.ndarray(rows.shape, dtype, buffer=nl.sbuf)
         rms_norm(out, rows, factors, eps, actual)
         if result.rows is not None:
             nisa.dma_copy(result.rows[start:end], out)
         if tokens <= PMAX:
-            result.tile = nl.ndarray((PMAX, tokens, size // PMAX), inp.dtype, buffer=nl.sbuf)
+            result.tile = nl.ndarray((PMAX, tokens, size // PMAX), dtype, buffer=nl.sbuf)
             spread_rows_into(result.tile.permute((0, 2, 1)), [out])
     return result
 
