@@ -12,8 +12,9 @@ import nki.language as nl
 from nkilib.core.utils.tiles import new_column
 from nkilib.core.utils.types import Tensor
 
-from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, not_built
+from ..utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from ..utils.kernel_helpers import get_verified_program_sharding_info
+from ..utils.tile_sizes import PMAX
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_masks import Masks
 from .attention_tkg_plan import DecodeCall, DecodeSection, DecodeUnit, LoadChunk, active_runs
@@ -100,17 +101,35 @@ def gen_mask_tkg(
     start > pos_ids, if j >= start or j < pos_ids. The last s_active keys are the new tokens: active_mask
     [s, B, H, s], if given, is the mask of those. cp_seq_offset, one number in HBM, is added to every j.
     Tiles and batches are those of this core, if cores share them as in attention_tkg. Positions are in HBM,
-    [B, s] or [1, B s]. The order of arguments is ours: the published page does not have this form.
+    [B, s] or [1, B s]. With transposed_out mask_out is a tile [H s, B, keys], row 128 f + p of the other form
+    is its key 128 f + p. No page describes this form: the order of arguments and that layout are ours.
     """
-    if transposed_out:
-        not_built("transposed_out", "gen_mask_tkg_hbm has it")
     positions = (("pos_ids", pos_ids), ("start_pos", start_pos))
     call = mask_call(
         bs, q_head, s_active, s_prior, block_len, positions, active_mask, enable_fa_s_prior_tiling
     )
-    assert_shape(mask_out, (call.rows, call.tiles, call.batches, q_head, s_active), "mask_out")
-    fill_mask(call, mask_out.flatten_dims(3, 4), cp_seq_offset)
+    if not transposed_out:
+        assert_shape(mask_out, (call.rows, call.tiles, call.batches, q_head, s_active), "mask_out")
+        fill_mask(call, mask_out.flatten_dims(3, 4), cp_seq_offset)
+        return mask_out
+    kernel_assert(
+        call.columns <= PMAX, f"q_head, s_active: got {call.columns} queries, transposed_out allows 128"
+    )
+    assert_shape(mask_out, (call.columns, call.batches, call.tiles * call.rows), "mask_out")
+    made = nl.ndarray((call.rows, call.tiles, call.batches, call.columns), nl.bfloat16, buffer=nl.sbuf)
+    fill_mask(call, made, cp_seq_offset)
+    for batch in range(call.batches):
+        transpose_mask(mask_out[:, batch], made[:, :, batch])
     return mask_out
+
+
+def transpose_mask(dst: Tensor, mask: Tensor) -> None:
+    """dst [queries, keys] = the mask [rows, tiles, queries] of a batch."""
+    rows, tiles, queries = mask.shape
+    for tile in range(tiles):
+        bank = nl.ndarray((queries, rows), mask.dtype, buffer=nl.psum)
+        nisa.nc_transpose(bank, mask[:, tile])
+        nisa.tensor_copy(dst[:, tile * rows : (tile + 1) * rows], bank)
 
 
 def mask_call(

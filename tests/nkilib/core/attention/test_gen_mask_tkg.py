@@ -71,6 +71,41 @@ def test_the_form_for_sbuf_has_keys_in_the_partitions():
     np.testing.assert_array_equal(got, expected.transpose(1, 0, 2, 3, 4))
 
 
+@nki.jit
+def transposed_on_chip(pos, start, batches, heads, tokens, keys, own_batches, own_keys):
+    tile = nl.ndarray((min(128, heads * tokens), own_batches, own_keys), nl.uint8, buffer=nl.sbuf)
+    gen_mask_tkg(pos, tile, batches, heads, tokens, keys, start_pos=start, transposed_out=True)
+    out = nl.ndarray((nl.num_programs(0), *tile.shape), nl.uint8, buffer=nl.shared_hbm)
+    nisa.dma_copy(out[nl.program_id(0)], tile)
+    return out
+
+
+@pytest.mark.parametrize("windowed", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 2, 3, 256), (3, 1, 2, 96), (1, 16, 8, 384), (2, 3, 1, 640)])
+def test_the_form_for_sbuf_may_have_queries_in_the_partitions(sizes, windowed):
+    b, h, s, keys = sizes
+    pos = positions(b, s, keys)
+    start = (pos - 30) % keys if windowed else None
+    got = run(transposed_on_chip, pos, start, b, h, s, keys, b, keys)[0]
+    expected = gen_mask_tkg_hbm_ref(pos, b, h, s, keys, start_pos_hbm=start)  # [keys, B, H, s]
+    np.testing.assert_array_equal(got, expected.transpose(2, 3, 1, 0).reshape(h * s, b, keys))
+
+
+def test_two_cores_have_their_halves_of_the_keys_transposed():
+    b, h, s, keys = 1, 2, 2, 1024
+    pos = positions(b, s, keys)
+    got = run(transposed_on_chip, pos, None, b, h, s, keys, b, keys // 2, lnc=2)
+    expected = (
+        gen_mask_tkg_hbm_ref(pos, b, h, s, keys, n_prgs=2).transpose(2, 3, 1, 0).reshape(h * s, b, keys)
+    )
+    np.testing.assert_array_equal(np.concatenate(list(got), 2), expected)
+
+
+def test_more_queries_than_partitions_do_not_leave_transposed():
+    with pytest.raises(AssertionError, match="q_head, s_active: got 129 queries, transposed_out allows 128"):
+        run(transposed_on_chip, positions(1, 1, 256), None, 1, 129, 1, 256, 1, 256)
+
+
 def test_positions_of_another_size_raise():
     with pytest.raises(AssertionError, match="pos_ids_hbm: got a tensor that has not bs \\* s_active = 6"):
         gen_mask_tkg_hbm(positions(2, 2, 256), 2, 1, 3, 256)
