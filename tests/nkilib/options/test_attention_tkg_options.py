@@ -207,6 +207,7 @@ CASES = [
     Option("basic", operands(CONFIG)),
     Option("bs-1", operands(of(bs=1))),
     Option("q_head-1", operands(of(q_head=1))),
+    Option("q_head-130", operands(of(q_head=130))),
     Option("s_active-1", operands(of(s_active=1))),
     Option("s_active-7", operands(of(s_active=7))),
     Option("few-keys", operands(of(curr_sprior=64, full_sprior=64))),

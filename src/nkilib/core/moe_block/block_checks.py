@@ -52,7 +52,7 @@ def check_tokens(
     if residual is not None:
         kernel_assert(
             residual.shape[-1] == size and residual.size == inp.size,
-            f"residual: got shape {tuple(residual.shape)}, expected (B, S, H), H = {size}, with the tokens of inp",
+            f"residual: got shape {tuple(residual.shape)}, expected (B, S, {size}) with the tokens of inp",
         )
     kernel_assert(
         hidden_actual is None or 1 <= hidden_actual <= size,

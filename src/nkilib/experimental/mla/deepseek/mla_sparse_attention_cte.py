@@ -63,12 +63,12 @@ def mla_sparse_attention_cte_kernel(
 ) -> Tensor:
     """Return bfloat16 [1, S, H 512]: softmax over chosen rows r of (q_lift c_r + q_pe k_r) scale, times c_r.
 
-    q_lift is bfloat16 [1, S, H, 512], q_pe [1, S, H, R], c_kv [1, S_kv, 512] and k_pe [1, S_kv, R]; H and R
-    are at most 128. topk_indices is int32 [1, S, K], or with topk_tiled [ceil(S / 128), 16, 128, K / 16], in
-    which query 128 i + 8 t + g has rows 16 g ... 16 g + 15 of [i, t]; K is a multiple of 128 up to 2048. Rows
-    chosen twice count twice, negative indices are left out, which the page does not define. Latent 4 g + q of
-    a head is in its column 128 q + g of the result: mla_vupmx_oproj_cte_kernel reads it so. Cores share
-    the queries. The probabilities are rounded to bfloat16.
+    q_lift is bfloat16 [1, S, H, 512], q_pe [1, S, H, R], c_kv [1, S_kv, 512] and k_pe [1, S_kv, R], R at most
+    128; 128 heads at a time gather their rows. topk_indices is int32 [1, S, K], or with topk_tiled
+    [ceil(S / 128), 16, 128, K / 16], in which query 128 i + 8 t + g has rows 16 g ... 16 g + 15 of [i, t]; K
+    is a multiple of 128 up to 2048. Rows chosen twice count twice, negative indices are left out, which the
+    page does not define. Latent 4 g + q of a head is in its column 128 q + g of the result:
+    mla_vupmx_oproj_cte_kernel reads it so. Cores share the queries. Probabilities are rounded to bfloat16.
 
     With dense, which takes no indices, query s sees rows 0 ... q_pos_offset + s of at most 8192;
     q_pos_offset is an int32 of one element, None: 0. precision is the least that products have: they are
@@ -103,8 +103,10 @@ def mla_sparse_attention_cte_kernel(
     attention = SparseAttention(caches, softmax_scale)
     first, end = program_share(queries)
     for query in range(first, end):
-        result = attention.of(q_lift_hbm[0, query], q_pe_hbm[0, query], chosen[query])
-        nisa.dma_copy(out[query], result)
+        for part in TiledRange(heads, PMAX):
+            own = slice(part.start_offset, part.end_offset)
+            result = attention.of(q_lift_hbm[0, query, own], q_pe_hbm[0, query, own], chosen[query])
+            nisa.dma_copy(out[query, own], result)
     return out.reshape((1, queries, heads * LATENT))
 
 
@@ -119,16 +121,17 @@ def attend_to_all(
             offset.size == 1 and offset.dtype == nl.int32,
             f"q_pos_offset_hbm: got {offset.dtype} of shape {tuple(offset.shape)}, expected one int32",
         )
-    rows = QueryRows(queries, heads, caches[0].shape[0], offset)
+    rows = QueryRows(queries, min(heads, PMAX), caches[0].shape[0], offset)
     attention = DenseAttention(caches[0], caches[1], scale)
     for group in rows.groups():
         query, count = group
         end, keys = rows.ends(query, count)
         some = slice(query, query + count)
-        total, weight = attention.of(
-            q_lift[0, some].flatten_dims(0, 1), q_pe[0, some].flatten_dims(0, 1), end, keys
-        )
-        nisa.dma_copy(out[some].flatten_dims(0, 1), by_lanes(total, weight))
+        for part in TiledRange(heads, PMAX):  # more than one only of a single query
+            own = slice(part.start_offset, part.end_offset)
+            latent, position = q_lift[0, some, own].flatten_dims(0, 1), q_pe[0, some, own].flatten_dims(0, 1)
+            total, weight = attention.of(latent, position, end[0 : count * part.size], keys)
+            nisa.dma_copy(out[some, own].flatten_dims(0, 1), by_lanes(total, weight))
 
 
 def check_operands(q: Tensor, q_pe: Tensor, c_kv: Tensor, k_pe: Tensor) -> tuple[int, int, int, int]:
@@ -136,8 +139,8 @@ def check_operands(q: Tensor, q_pe: Tensor, c_kv: Tensor, k_pe: Tensor) -> tuple
     assert_tensors((("q_lift_hbm", q), ("q_pe_hbm", q_pe), ("c_kv_hbm", c_kv), ("k_pe_hbm", k_pe)))
     shape, pe = tuple(q.shape), tuple(q_pe.shape)
     kernel_assert(
-        len(shape) == 4 and shape[0] == 1 and shape[2] <= PMAX and shape[3] == LATENT,
-        f"q_lift_hbm: got shape {shape}, expected (1, S, H, 512) with H <= 128",
+        len(shape) == 4 and shape[0] == 1 and shape[3] == LATENT,
+        f"q_lift_hbm: got shape {shape}, expected (1, S, H, 512)",
     )
     kernel_assert(
         len(pe) == 4 and pe[0:3] == shape[0:3] and pe[3] <= PMAX,
