@@ -12,9 +12,10 @@ import nki.language as nl
 from nkilib.core.mlp.rows import rms_norm
 from nkilib.core.subkernels.norm_layouts import check_norm, normalized_tiles
 from nkilib.core.subkernels.rmsnorm_tkg import rmsnorm_tkg_ref
-from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, not_built
+from nkilib.core.utils.fp8 import quantize_rows, reciprocal_of, row_maximum
+from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert, refuse_without_effect
 from nkilib.core.utils.kernel_helpers import get_program_sharding_info, is_hbm_buffer
-from nkilib.core.utils.mx_layout import LANES, QUADRANT, TILE
+from nkilib.core.utils.mx_layout import LANES, ONE, QUADRANT, TILE
 from nkilib.core.utils.mx_rows import check_mx, element_dtype
 from nkilib.core.utils.mx_weight_loads import SCALE_ROWS
 from nkilib.core.utils.projection_results import broadcast_row
@@ -36,6 +37,8 @@ def rmsnorm_mx_quantize_tkg(
     eps: float = 1e-6,
     hidden_actual: int | None = None,
     is_static_mx: bool = False,
+    output_row_dequant_scale: Tensor | None = None,
+    gate_up_in_scale: Tensor | None = None,
 ) -> tuple:
     """output = RMSNorm(input + residual) * gamma, and the same numbers as MX in output_quant, output_scale.
 
@@ -45,9 +48,14 @@ def rmsnorm_mx_quantize_tkg(
     partitions, is at [32 g + r, i, t] of output_scale, uint8 of the same shape, r = 0 ... 3, other rows are
     left as they are. output_residual [T, H] receives the sum that is normalised. hidden_actual counts the
     columns that are not padding. Outputs are in SBUF, where every core has all of them, or in HBM.
+
+    With is_static_mx words hold FP8(output / s), clipped, and all scales are 1 (127): s is the number in
+    gate_up_in_scale, default 1. With output_row_dequant_scale, float32 [T, 1] in HBM, it receives a scale for
+    each token, its largest magnitude over that of FP8; words hold FP8(output / scale), scales are 1 too.
+
     Returns (output, output_quant, output_scale), with a residual output_residual too. The original has no
-    page; arguments and layouts are those that its published test uses. is_static_mx is named in the release
-    notes alone, and refused.
+    page; arguments and layouts are those that its published test uses. The release notes name the two
+    options of scales; their shapes, and that the static one is an argument, are ours.
 
     >>> import os
     >>> os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn3"
@@ -58,12 +66,14 @@ def rmsnorm_mx_quantize_tkg(
     >>> float(result[0].min()), result[2][:5, 0, 0].tolist()
     (1.0, [120, 120, 120, 120, 0])
     """
-    if is_static_mx:
-        not_built("is_static_mx", "no public text describes static scales of this kernel")
     check_mx("rmsnorm_mx_quantize_tkg")
     check_norm(input, gamma, output)
     check_words(input, output, output_quant, output_scale, residual, output_residual, hidden_actual)
     size, tokens = gamma.shape[1], output.shape[1]
+    narrow = None
+    if is_static_mx or output_row_dequant_scale is not None:
+        narrow = NarrowTokens(output, output_quant, is_static_mx, gate_up_in_scale, output_row_dequant_scale)
+    refuse_without_effect(is_static_mx, "is_static_mx", (("gate_up_in_scale", gate_up_in_scale),))
     factors = broadcast_row(gamma, 0, size, min(PMAX, tokens))
     columns = output
     if is_hbm_buffer(output):
@@ -75,7 +85,12 @@ def rmsnorm_mx_quantize_tkg(
         rms_norm(tile.result, rows, factors, eps, hidden_actual)
         place = columns[:, tile.start : tile.start + rows.shape[0], :]
         transpose_rows(place.permute((0, 2, 1)), 0, 0, tile.result)
-    quantize_tokens_into(columns, output_quant, output_scale)
+        if narrow is not None:
+            narrow.add(tile.result, tile.start)
+    if narrow is None:
+        quantize_tokens_into(columns, output_quant, output_scale)
+    else:
+        narrow.put(output_quant, output_scale)
     if is_hbm_buffer(output) and is_first_core():
         nisa.dma_copy(output, columns)
     if residual is None:
@@ -135,16 +150,71 @@ def with_residual(rows: Tensor, residual: Tensor, out: Tensor, start: int) -> Te
     return total
 
 
-def quantize_tokens_into(columns: Tensor, words: Tensor, scales: Tensor) -> None:
-    """MX of columns [128, T, H/128], whose quarters are the lanes."""
+class NarrowTokens(nl.NKIObject):
+    """Tokens over a scale, of all or of each, with columns in the partitions: FP8 without blocks."""
+
+    def __init__(
+        self, output: Tensor, words: Tensor, static: bool, scale: Tensor | None, by_row: Tensor | None
+    ):
+        kernel_assert(
+            not static or by_row is None, "output_row_dequant_scale: got one, allowed without is_static_mx"
+        )
+        self.element = element_dtype(words.dtype)
+        self.largest = 448.0 if self.element == nl.float8_e4m3fn else 57344.0
+        self.by_row = by_row
+        self.inverse: Any = None
+        if by_row is not None:
+            assert_shape(by_row, (output.shape[1], 1), "output_row_dequant_scale")
+        elif scale is not None:
+            kernel_assert(scale.size == 1, f"gate_up_in_scale: got {scale.size} elements, expected 1")
+            given = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.sbuf)
+            nisa.dma_copy(given, scale.reshape((1, 1)).broadcast(0, PMAX))
+            self.inverse = reciprocal_of(given)
+        self.columns = nl.ndarray(output.shape, nl.float32, buffer=nl.sbuf)
+
+    def add(self, rows: Tensor, start: int) -> None:
+        """Scale some tokens, rows [tokens, H], the first of which is `start`."""
+        count = rows.shape[0]
+        scaled = nl.ndarray(rows.shape, nl.float32, buffer=nl.sbuf)
+        if self.by_row is not None:
+            scale = quantize_rows(scaled, rows, row_maximum(rows), self.largest)
+            if is_first_core():
+                nisa.dma_copy(self.by_row[start : start + count], scale)
+        else:
+            factor = 1.0 if self.inverse is None else self.inverse[0:count]
+            nisa.tensor_scalar(scaled, rows, nl.multiply, factor, op1=nl.minimum, operand1=self.largest)
+            nisa.tensor_scalar(scaled, scaled, nl.maximum, -self.largest)
+        transpose_rows(self.columns[:, start : start + count, :].permute((0, 2, 1)), 0, 0, scaled)
+
+    def put(self, words: Tensor, scales: Tensor) -> None:
+        """Round all tokens; their scales are 1."""
+        own = nl.ndarray(words.shape, words.dtype, buffer=nl.sbuf) if is_hbm_buffer(words) else words
+        lanes = lanes_of(self.columns)
+        nisa.tensor_copy(own.view(self.element).reshape(lanes.shape), lanes)
+        if is_hbm_buffer(words) and is_first_core():
+            nisa.dma_copy(words, own)
+        ones = nl.ndarray((SCALE_ROWS, scales.shape[1], scales.shape[2]), nl.uint8, buffer=nl.sbuf)
+        nisa.memset(ones, ONE)
+        if is_first_core() or not is_hbm_buffer(scales):
+            for quadrant in range(PMAX // QUADRANT):
+                rows = slice(QUADRANT * quadrant, QUADRANT * quadrant + SCALE_ROWS)
+                nisa.dma_copy(scales[rows], ones)
+
+
+def lanes_of(columns: Tensor) -> Any:
+    """Columns [128, T, H/128] as [128, H/512, T, 4], whose lanes are the quarters of H."""
     shape = (PMAX, columns.shape[1], LANES, columns.shape[2] // LANES)
-    lanes = columns.reshape(shape).permute((0, 3, 1, 2))
+    return columns.reshape(shape).permute((0, 3, 1, 2))
+
+
+def quantize_tokens_into(columns: Tensor, words: Tensor, scales: Tensor) -> None:
+    """MX of columns [128, T, H/128]."""
     own_words, own_scales = words, scales
     if is_hbm_buffer(words):
         own_words = nl.ndarray(words.shape, words.dtype, buffer=nl.sbuf)
     if is_hbm_buffer(scales):
         own_scales = nl.ndarray(scales.shape, nl.uint8, buffer=nl.sbuf)
-    nisa.quantize_mx(own_words, lanes, own_scales)
+    nisa.quantize_mx(own_words, lanes_of(columns), own_scales)
     if is_hbm_buffer(words) and is_first_core():
         nisa.dma_copy(words, own_words)
     if is_hbm_buffer(scales) and is_first_core():

@@ -1,5 +1,6 @@
 """rmsnorm_mx_quantize_tkg: the norm in float64, the MX bits of its rounded result by emulation."""
 
+import ml_dtypes
 import mx_emulation
 import numpy as np
 import pytest
@@ -51,6 +52,21 @@ def check_bits(output, words, scales, form):
         assert np.array_equal(np.asarray(scales)[32 * (inside // 4) + inside % 4, i], codes)
 
 
+def check_without_blocks(rows, words, scales, form, scale):
+    """Words hold the rounded rows over a scale [T, 1] or number, and every scale of a block is 1."""
+    size, dtype = rows.shape[1], getattr(ml_dtypes, form)
+    largest = float(ml_dtypes.finfo(dtype).max)
+    wanted = np.clip(rows.astype(np.float32) / np.float32(scale), -largest, largest)
+    bits = (
+        np.asarray(words).view(np.uint32).view(np.uint8).view(dtype).reshape(128, size // 512, len(rows), 4)
+    )
+    got = bits.astype(np.float32).transpose(2, 3, 1, 0).reshape(len(rows), size)  # q H/4 + 128 i + p
+    near = (wanted * np.float32(1 - 2e-6)).astype(dtype), (wanted * np.float32(1 + 2e-6)).astype(dtype)
+    assert np.all((got == near[0].astype(np.float32)) | (got == near[1].astype(np.float32)))
+    codes = np.asarray(scales).reshape(4, 32, -1)
+    assert (codes[:, :4] == 127).all() and not codes[:, 4:].any()
+
+
 def compare(option):
     arguments = call() | option.changes
     if option.refused:
@@ -69,7 +85,15 @@ def compare(option):
     step = 2**-10 if dtype == np.float16 else 2**-8
     np.testing.assert_allclose(rows.astype(np.float64), expected, rtol=step, atol=1e-5)
     form = "float8_e5m2" if "e5m2" in str(arguments["output_quant"].dtype) else "float8_e4m3fn"
-    check_bits(output, words, scales, form)
+    if arguments.get("is_static_mx"):
+        check_without_blocks(rows, words, scales, form, arguments.get("gate_up_in_scale", 1.0))
+    elif (scale := arguments.get("output_row_dequant_scale")) is not None:
+        largest = float(ml_dtypes.finfo(getattr(ml_dtypes, form)).max)
+        maximum = np.abs(rows.astype(np.float64)).max(1, keepdims=True)
+        np.testing.assert_allclose(scale, maximum / largest, rtol=2e-6)
+        check_without_blocks(rows, words, scales, form, scale)
+    else:
+        check_bits(output, words, scales, form)
 
 
 CASES = [
@@ -82,6 +106,18 @@ CASES = [
     Option("eps", {"eps": 0.25}),
     Option("e5m2", call(form="mxfp8_e5m2")),
     Option("residual", call(residual=True)),
+    Option("static", call(is_static_mx=True)),
+    Option("static-scale", call(h=1024, is_static_mx=True, gate_up_in_scale=np.float32([[0.013]]))),
+    Option("static-clipped", call(is_static_mx=True, gate_up_in_scale=np.float32([0.0005]))),
+    Option("static-e5m2", call(form="mxfp8_e5m2", is_static_mx=True, gate_up_in_scale=np.float32([3e-5]))),
+    Option("static-131-tokens", call(b=131, s=1, dtype="bfloat16", is_static_mx=True)),
+    Option("rows", call(output_row_dequant_scale=np.zeros((5, 1), np.float32))),
+    Option("rows-131-tokens", call(b=131, s=1, output_row_dequant_scale=np.zeros((131, 1), np.float32))),
+    Option(
+        "rows-padded", call(h=1536, hidden_actual=1440, output_row_dequant_scale=np.zeros((5, 1), np.float32))
+    ),
+    Option("rows-e5m2", call(form="mxfp8_e5m2", output_row_dequant_scale=np.zeros((5, 1), np.float32))),
+    Option("rows-residual", call(residual=True, output_row_dequant_scale=np.zeros((5, 1), np.float32))),
     Option("residual-batch", call(b=3, s=2, h=1024, dtype="bfloat16", residual=True)),
 ]
 WRONG = refusals(
@@ -94,6 +130,15 @@ WRONG = refusals(
 ) + [
     Option("refuses-input", call(h=640), "input"),
     Option("refuses-residual", call(residual=True) | {"residual": random((1, 4, 512))}, "residual"),
+    Option("refuses-scale", {"gate_up_in_scale": np.float32([1.0])}, "gate_up_in_scale"),
+    Option(
+        "refuses-both",
+        {"is_static_mx": True, "output_row_dequant_scale": np.zeros((5, 1), np.float32)},
+        "output_row_dequant_scale",
+    ),
+    Option(
+        "refuses-rows", {"output_row_dequant_scale": np.zeros((4, 1), np.float32)}, "output_row_dequant_scale"
+    ),
     Option("refuses-trn2", {}, "rmsnorm_mx_quantize_tkg"),
 ]
 
