@@ -238,6 +238,28 @@ def test_an_exchange_by_the_dma_of_gpsimd_does_not_queue_behind_transfers():
     assert own[0].end < shared[0].end
 
 
+def test_exchanges_by_gpsimd_keep_their_order_when_pieces_arrive_in_another_on_one_core():
+    @nki.jit
+    def swap(x):
+        core, pieces = nl.program_id(0), range(4)
+        out = nl.ndarray((2, 128, 1024), nl.float32, buffer=nl.shared_hbm)
+        mine = [nl.ndarray((128, 256), nl.float32) for _ in pieces]
+        theirs = [nl.ndarray((128, 256), nl.float32) for _ in pieces]
+        for i in reversed(pieces) if core else pieces:
+            nisa.dma_copy(mine[i], x[:, 256 * i : 256 * (i + 1)])
+        for i in pieces:
+            fast = nisa.dma_engine.gpsimd_dma
+            nisa.sendrecv(mine[i], theirs[i], 1 - core, 1 - core, pipe_id=i, dma_engine=fast, name=f"swap {i}")
+            nisa.dma_copy(out[core, :, 256 * i : 256 * (i + 1)], theirs[i])
+        return out
+
+    with target("trn2"):
+        bars = nki.profile(swap[2])(nki.TensorSpec((128, 1024), nl.float32)).timeline.bars
+    for core in range(2):
+        labels = [bar.label for bar in bars if bar.core == core and bar.label]
+        assert labels == [f"swap {i}" for i in range(4)]
+
+
 def test_an_exchange_by_dma_begins_when_both_cores_are_ready():
     @nki.jit
     def kernel(x):

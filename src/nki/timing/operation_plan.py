@@ -44,6 +44,7 @@ class OperationPlan:
         self.transformations = transformations or {}  # of the compiler: how much each changed, by name
         self.block_of = block_of or {}  # position -> its no_reorder block
         self.last_in_block: dict[tuple[int, str], int] = {}
+        self.last_meeting: dict[str, int] = {}  # engine -> its last operation that waits for the other core
         loops = (at for at, i in enumerate(self.instructions) if State.loop in i.state)
         self.first_loop = next(loops, len(items))  # position of the head of the first dynamic loop
         self.loop_head = -1  # operation at which the iteration began
@@ -82,6 +83,14 @@ class OperationPlan:
                 op.wait_for(before, ORDER)
             self.last_in_block[block, op.kind] = op.index
 
+    def _order_meetings(self, op: Operation) -> None:
+        """Keep the order of what waits for the other core: two engines that swap it wait forever."""
+        assert op.instruction is not None
+        if not op.is_dma and op.instruction.rendezvous() is not None:
+            if op.kind in self.last_meeting:
+                op.wait_for(self.last_meeting[op.kind], ORDER)
+            self.last_meeting[op.kind] = op.index
+
     def _order_by_loops(self, op: Operation) -> None:
         """Begin each iteration of a dynamic loop when all operations before it are done."""
         assert op.instruction is not None
@@ -113,6 +122,7 @@ class OperationPlan:
         """Add the operation of an instruction, with its tiles allocated and its waits."""
         self.sbuf.prepare(position)
         op = self.new(position, self.engines[position])
+        self._order_meetings(op)
         if self.block_of:
             self._order_in_block(op)
         if position >= self.first_loop:
