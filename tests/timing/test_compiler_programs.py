@@ -175,6 +175,8 @@ def test_1000_random_programs_compute_the_same():
         "broadcasts",
         "casts",
         "transposed-loads",
+        "divisions",
+        "scalings",
     }
 
 
@@ -198,6 +200,66 @@ def test_loads_of_columns_become_rows_and_transposes(platform, dtype):
     data = X.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else X
     np.testing.assert_array_equal(other.run(data), program.run(data))
     assert "transposed-loads" not in transformed(program, ("transposed-loads",))[1][0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("platform", ["trn1", "trn2"])
+def test_stores_of_columns_become_transposes_and_rows(platform, dtype):
+    def kernel(x):
+        out = nl.ndarray((40, 64), x.dtype, buffer=nl.shared_hbm)
+        t = tile((64, 32), x.dtype)
+        nisa.dma_copy(t, x[:64, :32])
+        nisa.dma_copy(out[4:36, :].permute((1, 0)), t)
+        nisa.dma_copy(out[:4, :], x[:4, :64])
+        nisa.dma_copy(out[36:, :], x[:4, :64])
+        return out
+
+    with target(platform):
+        program = nki.jit(kernel).trace(nki.TensorSpec(X.shape, dtype))
+    other, (changes,) = transformed(program)
+    assert changes["transposed-loads"] == 1
+    assert [i.public for i in other.walk()].count("nc_transpose") == 1
+    data = X.astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else X
+    np.testing.assert_array_equal(other.run(data), program.run(data))
+
+
+@pytest.mark.parametrize(("platform", "by_tensor_engine"), [("trn1", True), ("trn2", False)])
+def test_only_trn1_has_no_dma_that_transposes(platform, by_tensor_engine):
+    def kernel(x):
+        out = nl.ndarray((64, 128), x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load_transpose2d(x[:, :64]))
+        return out
+
+    with target(platform):
+        program = nki.jit(kernel).trace(nki.TensorSpec(X.shape, "float32"))
+    other, _ = transformed(program)
+    names = [i.public for i in other.walk()]
+    assert ("nc_transpose" in names, "dma_transpose" in names) == (by_tensor_engine, not by_tensor_engine)
+    np.testing.assert_array_equal(other.run(X), program.run(X))
+
+
+@pytest.mark.parametrize(("platform", "scalar"), [("trn1", {"scaled", "shifted"}), ("trn2", set())])
+def test_wide_tiles_are_scaled_where_that_is_faster_and_divided(platform, scalar):
+    def kernel(x):
+        out = nl.ndarray((128, 256), nl.float32, buffer=nl.shared_hbm)
+        a, b, narrow = tile((128, 256)), tile((128, 256)), tile((128, 1))
+        nisa.dma_copy(a, x)
+        nisa.tensor_scalar(b, a, nl.multiply, 3.0, name="scaled")
+        nisa.tensor_scalar(a, b, nl.multiply, 2.0, op1=nl.add, operand1=9.5, name="shifted")
+        nisa.tensor_scalar(b, a, nl.maximum, 1.0, name="clipped")
+        nisa.tensor_scalar(narrow, b[:, :1], nl.multiply, 3.0, name="narrow")
+        nisa.tensor_scalar(a, b, nl.multiply, narrow, engine=nisa.engine.vector, name="named")
+        nisa.reciprocal(b, a)
+        nisa.dma_copy(out, b)
+        return out
+
+    with target(platform):
+        program = nki.jit(kernel).trace(nki.TensorSpec(X.shape, "float32"))
+    other, (changes,) = transformed(program)
+    assert {i.name for i in other.walk() if i.engine_name() == "scalar"} == scalar
+    assert changes.get("divisions", 0) == (platform == "trn1")
+    assert ("reciprocal" in [i.public for i in other.walk()]) == (platform == "trn2")
+    np.testing.assert_array_equal(other.run(X), program.run(X))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -48,9 +48,12 @@ def matmuls(count, k, m, n, dtype, banks=8):
         nisa.nc_matmul(psum[i % banks], stationary, moving, accumulate=False)
 
 
-def test_1_a_stream_of_bf16_matmuls_keeps_trn1_busy_at_512_cycles_each():
+GAP_TRN1 = 86  # cycles between two matmuls, as the fastest published GEMMs show
+
+
+def test_1_a_stream_of_bf16_matmuls_keeps_trn1_busy_at_512_cycles_and_a_gap_each():
     timeline = timeline_of(lambda: matmuls(400, 128, 128, 512, nl.bfloat16), "trn1")
-    assert spacing(timeline, "nc_matmul") == pytest.approx(512 / 2.8, rel=WITHIN)
+    assert spacing(timeline, "nc_matmul") == pytest.approx((512 + GAP_TRN1) / 2.8, rel=WITHIN)
     active = timeline.intervals("tensor")
     assert timeline.active_ns("tensor") == pytest.approx(active[-1, 1] - active[0, 0], rel=0.01)
 
@@ -58,8 +61,8 @@ def test_1_a_stream_of_bf16_matmuls_keeps_trn1_busy_at_512_cycles_each():
 def test_2_a_matrix_is_better_stationary_than_moving_in_a_product_with_a_vector():
     moving_matrix = timeline_of(lambda: matmuls(200, 128, 1, 128, nl.bfloat16), "trn1")
     moving_vector = timeline_of(lambda: matmuls(200, 128, 128, 1, nl.bfloat16), "trn1")
-    assert spacing(moving_matrix, "nc_matmul") == pytest.approx(128 / 2.8, rel=WITHIN)
-    assert spacing(moving_vector, "nc_matmul") == pytest.approx(64 / 2.8, rel=WITHIN)
+    assert spacing(moving_matrix, "nc_matmul") == pytest.approx((128 + GAP_TRN1) / 2.8, rel=WITHIN)
+    assert spacing(moving_vector, "nc_matmul") == pytest.approx((64 + GAP_TRN1) / 2.8, rel=WITHIN)
 
 
 @pytest.mark.parametrize("platform", ["trn1", "trn2", "trn3"])

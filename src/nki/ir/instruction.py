@@ -225,6 +225,14 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         """Return the engine that the compiler may choose instead, where the kernel names none."""
         return None
 
+    def is_affine(self) -> bool:
+        """Return True if it only scales and shifts floats, and the kernel names no engine."""
+        return False
+
+    def divided(self, machine: Machine) -> Instruction | None:
+        """Return the division by which the compiler replaces it; None if it does not."""
+        return None
+
     def copies_bits(self) -> bool:
         """Return True if it only copies a tile to another of its dtype, and the kernel names no engine."""
         return False

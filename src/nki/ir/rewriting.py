@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 from ..machine.engines import engine
+from ..machine.machine import Machine
 from .instruction import Instruction
 from .layout import Indirection
+from .operand_access import OperandAccess
 from .storage import Storage
+from .validation import validate
 from .view import View
+
+New = TypeVar("New", bound=Instruction)
 
 
 def replace_storages(instruction: Instruction, storages: Mapping[Storage, Storage]) -> Instruction:
@@ -50,3 +55,11 @@ def replace_engine(instruction: Instruction, other: engine) -> Instruction:
     new = copy(instruction)
     new.runs_on = other
     return new
+
+
+def in_place_of(instruction: New, other: Instruction, machine: Machine) -> New:
+    """Return a new instruction as one that the kernel has at the line of another."""
+    instruction.site, instruction.handle = other.site, other.handle
+    instruction.runs_on = validate(instruction, machine)
+    instruction.access = OperandAccess.of(instruction)
+    return instruction

@@ -26,7 +26,7 @@ from ..machine.memories import PSUM
 from . import enums, rules
 from .enums import SCALAR, SYNC, UNKNOWN, dge_mode, engine, member, oob_mode
 from .numerics import moves_bits, shaped
-from .transposed_load import rows_and_transpose
+from .transposed_load import rows_and_transpose, transpose_and_rows
 
 SKIP = oob_mode.skip
 DGE = {dge_mode.swdge: "software", dge_mode.hwdge: "hardware", dge_mode.none: "static"}
@@ -188,8 +188,10 @@ class DmaCopy(DmaInstruction):
         return new
 
     def by_tensor_engine(self, machine: Machine) -> Sequence[Instruction]:
-        default = self.uses_default_dge() and self.src.indirection is None and self.dst.indirection is None
-        return rows_and_transpose(self, self.dst, self.src, machine) if default else ()
+        if not self.uses_default_dge() or self.src.indirection is not None or self.dst.indirection is not None:
+            return ()
+        change = transpose_and_rows if self.src.on_chip else rows_and_transpose
+        return change(self, self.dst, self.src, machine)
 
     def grouped(self) -> Instruction:
         return copy(self)

@@ -331,15 +331,14 @@ class NcMatmul(TiledMatmul):
                 )
 
     def cost(self, m: Machine) -> InstructionCost:
-        cycles = float(max(self.moving.free_elements // self.halves, m.matmul_min_cycles))
+        cycles, factor, pairs = max(self.moving.free_elements // self.halves, m.matmul_min_cycles), 1, 1
         if self.stationary.dtype == "float32":
             hinted = self.is_stationary_onezero or self.is_moving_onezero
             factor = m.fp32_transpose_factor if self.is_transpose else m.fp32_matmul_factor
-            cycles *= min(factor, m.fp32_onezero_factor) if hinted else factor
-            cycles += m.matmul_gap_cycles * (m.fp32_matmul_pairs - 1)
-        return InstructionCost(
-            cycles + m.matmul_gap_cycles, m.fix_tensor_ns, ("fix_tensor_ns", "matmul_gap_cycles")
-        )
+            factor = min(factor, m.fp32_onezero_factor) if hinted else factor
+            pairs = min(factor, m.fp32_matmul_pairs)
+        held = float(cycles * factor + m.matmul_gap_cycles * pairs)
+        return InstructionCost(held, m.fix_tensor_ns, ("fix_tensor_ns", "matmul_gap_cycles"))
 
 
 class MatmulTranspose(NcMatmul):

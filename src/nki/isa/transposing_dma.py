@@ -7,16 +7,18 @@ from typing import Any
 
 from ..ir.context import current, warn
 from ..ir.descriptors import Descriptors, contiguous_run, kind
-from ..ir.instruction import In, NkiInstruction, Out
+from ..ir.instruction import In, Instruction, NkiInstruction, Out
 from ..ir.layout import Int, without_ones
+from ..ir.rewriting import in_place_of
 from ..ir.semantics import Move
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
 from ..machine.machine import Machine
 from . import enums, rules
-from .dma import SKIP, DmaInstruction, check_mode, deliver, fetch
-from .enums import dge_mode, member, oob_mode
+from .dma import SKIP, DmaCopy, DmaInstruction, check_mode, deliver, fetch
+from .enums import UNKNOWN, dge_mode, member, oob_mode
+from .transposed_load import rows_and_transpose
 
 AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
@@ -189,6 +191,14 @@ class DmaTranspose(DmaInstruction):
         values, where = fetch(src)
         where = None if where is None else where.transpose(self.order)
         deliver(self, dst, values.transpose(self.order), self.src.dtype, where)
+
+    def by_tensor_engine(self, machine: Machine) -> Sequence[Instruction]:
+        whole = self.src.ndim == 2 and self.src.indirection is None and self.uses_default_dge()
+        if not whole or machine.dma_transpose_hbm_fraction:  # DMA engines transpose from trn2 on
+            return ()
+        columns = self.src.permute((1, 0))
+        plain = DmaCopy(self.dst, columns, self.priority, self.oob_mode, self.dge_mode, UNKNOWN, self.name)
+        return rows_and_transpose(in_place_of(plain, self, machine), self.dst, columns, machine)
 
     def descriptors(self, machine: Machine) -> list[Descriptors]:
         dst = self.dst

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Operand, Out
+from ..ir.rewriting import in_place_of
 from ..ir.semantics import Sum
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -15,7 +16,7 @@ from ..launch.core import issue
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM
-from ..machine.operators import Operator
+from ..machine.operators import Operator, find
 from ..typing import OperatorLike, TileOrNumber
 from . import alu, rules
 from .alu import BINARY, BITWISE, INTEGER_32, MAGNITUDES, SHIFTS, bitwise
@@ -215,6 +216,13 @@ class TensorScalar(Instruction):
         elif any(op.is_unary for op in self._operators()):
             raise rules.fail(self, "engine", "the scalar engine runs operators of two operands only")
 
+    def is_affine(self) -> bool:
+        names = [op.name for op in self._operators()]
+        plain = names in (["multiply"], ["add"], ["subtract"], ["multiply", "add"], ["multiply", "subtract"])
+        direct = self.dst.indirection is None and self.data.indirection is None
+        floats = self.dst.dtype.is_float and self.data.dtype.is_float
+        return self.engine is UNKNOWN and self.runs_on is VECTOR and plain and direct and floats
+
     def choose_engine(self, machine: Machine) -> Any:
         if not any(op.name in ("rsqrt", "power") for op in self._operators()):
             return VECTOR
@@ -327,6 +335,13 @@ class Reciprocal(VectorInstruction):
 
     def grouped(self) -> Instruction:
         return copy(self)
+
+    def divided(self, machine: Machine) -> Instruction | None:
+        if not machine.reciprocal_by_division:
+            return None
+        one = find("reciprocal")
+        new = TensorScalar(self.dst, self.data, one, None, False, None, None, False, VECTOR, self.name)
+        return in_place_of(new, self, machine)
 
     def compute(self, dst: np.ndarray, data: np.ndarray) -> None:
         emit(dst, self.dst.dtype, np.reciprocal, f32(shaped(data, dst), self.data.dtype))

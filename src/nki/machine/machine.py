@@ -96,11 +96,13 @@ class Machine:
     double_row_multiplier: float = each(0.0, 2.0)  # 2 [D] fp8 double_row; 0: absent
     mx_multiplier: float = each(0.0, 0.0, 4.0)  # 2 [D] mxfp8 and mxfp4; 0: absent
     matmul_min_cycles: int = 64  # 5.2 [D] MM = max(N, 64)
-    matmul_gap_cycles: float = each(0.0, 10.0)  # 5.3 [X] between two matmuls: 217.6 ns is 512 cycles + 10
+    # trn2: 217.6 ns is 512 cycles + 10. trn1: 213 ns in the fastest bf16 GEMMs of two studies (6.96 ms of
+    # 4096x8192x8192, 78.5 TFLOP/s of 8192^3); 34 ns for each of four passes in five float32 ones (NKIBench)
+    matmul_gap_cycles: float = each(86.0, 10.0)  # 5.3 [X] between two matmuls
     # 26 ns: performance guide, figures 20 and 21
     matmul_after_load_ns: float = each(26.0, 0.0)  # 4 [S] from LoadStationary to Matmult, at least
     load_stationary_columns: int = 4  # 5.2 [D] columns of stationary per cycle (fast LoadStationary)
-    fp32_matmul_pairs: int = 2  # 5.2 [X] LS+MM pairs of one float32 nc_matmul
+    fp32_matmul_pairs: int = each(4, 2)  # 5.2 [X] LS+MM pairs of one float32 nc_matmul
     fp32_matmul_factor: int = 4  # 5.2 [D] cycles against bf16, all pairs together
     fp32_onezero_factor: int = 2  # 5.2 [D] the same with one operand flagged one/zero
     fp32_load_stationary_factor: int = 4  # 5.2 [U]
@@ -114,8 +116,8 @@ class Machine:
     # --- issue and result latency (done = start + II + FIX)
     min_ii_cycles: int = 64  # 4 [D] TensorE, VectorE, ScalarE: shortest initiation interval
     dynamic_min_ii_cycles: int = 600  # 6.2 [D] the same when a register gives the address
-    fix_tensor_ns: float = each(142.0, 203.0)  # 4 [T] isolated matmul until its result is readable
-    tensor_drain_ns: float = each(142.0, 170.0)  # 5.3 [S] what a matmul's bar shows beyond its II in a stream
+    fix_tensor_ns: float = each(111.0, 203.0)  # 4 [T] isolated matmul until its result is readable
+    tensor_drain_ns: float = each(111.0, 170.0)  # 5.3 [S] what a matmul's bar shows beyond its II in a stream
     # trn1: 163 from 0.62 us of 512 elements (kiln), at most 145 from a mean of 161 ns (GatedDeltaNet)
     fix_vector_ns: float = each(145.0, 156.0, 156 * 0.96 / 1.2)  # 4 [T] all but memset: 152-161
     fix_memset_ns: float = each(58 * 0.96 / 1.12, 58.0, 58 * 0.96 / 1.2)  # 4 [T]
@@ -160,6 +162,8 @@ class Machine:
     vector_bn_stats: float = 1.0  # 6.2 [D]
     vector_bn_aggr: float = 13 / 3  # 6.2 [D] 13 cycles per (count, mean, M2) triple
     vector_reciprocal: float = each(8.0, 6.0)  # 6.2 [D]
+    # NKIBench's profiles: VectorE has 2.2 us for 1 / (1 + e) and a product of 512 elements, not 4.9
+    reciprocal_by_division: bool = each(True, False)  # 6.2 [X] what the compiler makes of a wide one
     vector_dropout: float = 1.0  # 6.2 [D]
     vector_predicated: float = 2.0  # 6.2 [D] tensor_copy_predicated, select_reduce
     vector_predicated_psum: float = 1.0  # 6.2 [D] src or predicate in PSUM

@@ -53,6 +53,8 @@ TRANSFORMATIONS = (
     Transformation("transposed-loads", "loads of columns done by TensorE", loads.transpose_loads),
     Transformation("repeats", "instructions left out that repeat others", repeats.drop_repeats),
     Transformation("broadcasts", "broadcasts read in PSUM", broadcasts.read_broadcasts_in_psum, Part.ANY),
+    Transformation("divisions", "reciprocals computed as divisions", engines.divide),
+    Transformation("scalings", "scalings moved to ScalarE", engines.scale_on_scalar),
     Transformation("psum-reads", "copies left out, since their readers read PSUM", copies.read_in_psum),
     Transformation("merged-copies", "copies merged with others", copies.merge_copies),
     Transformation("merged-transfers", "transfers merged with others", transfers.merge_transfers),
