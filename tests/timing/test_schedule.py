@@ -249,7 +249,9 @@ def test_exchanges_by_gpsimd_keep_their_order_when_pieces_arrive_in_another_on_o
             nisa.dma_copy(mine[i], x[:, 256 * i : 256 * (i + 1)])
         for i in pieces:
             fast = nisa.dma_engine.gpsimd_dma
-            nisa.sendrecv(mine[i], theirs[i], 1 - core, 1 - core, pipe_id=i, dma_engine=fast, name=f"swap {i}")
+            nisa.sendrecv(
+                mine[i], theirs[i], 1 - core, 1 - core, pipe_id=i, dma_engine=fast, name=f"swap {i}"
+            )
             nisa.dma_copy(out[core, :, 256 * i : 256 * (i + 1)], theirs[i])
         return out
 

@@ -188,7 +188,11 @@ class DmaCopy(DmaInstruction):
         return new
 
     def by_tensor_engine(self, machine: Machine) -> Sequence[Instruction]:
-        if not self.uses_default_dge() or self.src.indirection is not None or self.dst.indirection is not None:
+        if (
+            not self.uses_default_dge()
+            or self.src.indirection is not None
+            or self.dst.indirection is not None
+        ):
             return ()
         change = transpose_and_rows if self.src.on_chip else rows_and_transpose
         return change(self, self.dst, self.src, machine)

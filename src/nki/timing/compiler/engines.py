@@ -58,9 +58,9 @@ def share_copies(core: Compilation) -> int:
 def scale_on_scalar(core: Compilation) -> int:
     """Scale and shift wide tiles on ScalarE where that is faster.
 
-    In the profiles of NKIBench's first kernels (trn1), VectorE is active for their reductions and tensor_tensor
-    alone: 6.0 of 19.1 ms for gqa-full, whose 8,192 tensor_scalar would add 4.9. ScalarE has the time of them.
-    In the traces of trn2, where VectorE is faster from SBUF to SBUF, they are on VectorE.
+    In the profiles of NKIBench's first kernels (trn1), VectorE is active for reductions and tensor_tensor
+    alone: 6.0 of 19.1 ms for gqa-full, whose 8,192 tensor_scalar would add 4.9; ScalarE has their time. In
+    the traces of trn2, where VectorE is faster from SBUF to SBUF, they are on VectorE.
     """
     machine, found, moved = core.machine, list(core.items), 0
     for number, item in enumerate(found):
