@@ -9,12 +9,14 @@ from nkilib.experimental.gdn import (
     gdn_block_tkg,
     gdn_conv1d_decode,
     gdn_conv1d_prefill,
+    gdn_conv1d_prefill_bwd,
     gdn_cte,
     gdn_cte_bwd,
     gdn_tkg,
 )
 
 from . import Case
+from .convolution import VECTOR_GHZ
 
 SIZE = 128
 STATE = SIZE * SIZE * 4
@@ -74,6 +76,22 @@ def convolution(channels: int, tokens: int) -> Case:
     return Case("gdn_conv1d_prefill", label, gdn_conv1d_prefill, given, moved, flops, lnc=2)
 
 
+def convolution_gradients(channels: int, tokens: int) -> Case:
+    """VectorE passes each token for each of four taps, for either gradient."""
+    row = spec(1, channels, tokens, dtype="bfloat16")
+    given = (row, row, spec(channels, 4, dtype="bfloat16"))
+    label, passes = f"{channels} channels, {tokens} tokens bf16", 8 * tokens * channels / SIZE / 2
+    return Case(
+        "gdn_conv1d_prefill_bwd",
+        label,
+        gdn_conv1d_prefill_bwd,
+        given,
+        6 * channels * tokens,
+        other=("Vector", passes / VECTOR_GHZ / 1e3),
+        lnc=2,
+    )
+
+
 def convolved_token(requests: int, channels: int) -> Case:
     state, row = spec(requests, channels, 4, dtype="bfloat16"), spec(requests, channels, dtype="bfloat16")
     given = (row, state, spec(channels, 4, dtype="bfloat16"))
@@ -124,6 +142,8 @@ CASES = [prefill(4, 8, 2048), prefill(8, 16, 1024), gradient(2, 4, 512), gradien
 CASES += [
     convolution(8192, 2048),
     convolution(4096, 1024),
+    convolution_gradients(4096, 1024),
+    convolution_gradients(1024, 2048),
     convolved_token(16, 8192),
     convolved_token(4, 4096),
 ]

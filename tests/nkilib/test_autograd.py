@@ -37,6 +37,18 @@ def test_cross_entropy_has_the_gradients_of_the_loss_and_of_the_logarithm(of):
     same(ours, gradients(theirs, logits), 1e-4)
 
 
+def test_an_unrolled_convolution_has_the_gradients_of_the_convolution():
+    torch.manual_seed(0)
+    x, filters = torch.randn(1, 2, 3, 4, 5), torch.randn(2, 3, 3, 2, 3)
+    options = {"stride": (1, 2, 1), "padding": (1, 0, 1, 1, 0, 2)}
+    ours = gradients(lambda a, b: autograd.conv3d_temporal_unroll(a, b, None, **options), x, filters)
+
+    def theirs(a, b):
+        return F.conv3d(F.pad(a, (0, 2, 1, 1, 1, 0)), b.permute(4, 3, 0, 1, 2), stride=(1, 2, 1))
+
+    same(ours, gradients(theirs, x, filters), 1e-4)
+
+
 def test_the_error_of_a_kernel_without_backward_names_the_fallback():
     y = cumsum(torch.ones(4, 8, requires_grad=True))
     with pytest.raises(nki.NkiError, match="nkilib's cumsum has no kernel for its gradients") as raised:

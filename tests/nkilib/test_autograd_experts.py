@@ -158,6 +158,17 @@ def attention(q, k, v, scale, causal=False, low=None, high=None):
     return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
 
 
+def test_flash_attention_has_the_gradients_of_attention():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(4, 128, 40) / 3, torch.randn(2, 40, 256) / 3, torch.randn(2, 256, 40)
+
+    def reference(q, k, v):
+        k, v = (x.repeat_interleave(2, 0) for x in (k, v))
+        return (0.3 * q @ k).softmax(-1) @ v
+
+    same(lambda *given: autograd.flash_attention_2(*given, 0.3), reference, [q, k, v], 1e-4)
+
+
 @pytest.mark.parametrize("kind", ["plain", "scaled", "causal", "packed"])
 def test_ring_attention_of_one_worker_has_the_gradients_of_attention(kind):
     torch.manual_seed(0)

@@ -31,8 +31,9 @@ from nkilib.experimental.conv.conv_gradients import conv1d_bwd, conv3d_transpose
 from nkilib.experimental.conv.depthwise_conv1d_bwd import depthwise_conv1d_bwd
 from nkilib.experimental.deformable_attention import ms_deformable_attention as forward_deformable
 from nkilib.experimental.deformable_attention import ms_deformable_attention_bwd
+from nkilib.experimental.gdn import gdn_conv1d_prefill as forward_gdn_conv
+from nkilib.experimental.gdn import gdn_conv1d_prefill_bwd, gdn_cte_bwd
 from nkilib.experimental.gdn import gdn_cte as forward_gdn
-from nkilib.experimental.gdn import gdn_cte_bwd
 from nkilib.experimental.matmul_mxfp8 import matmul_mxfp8 as forward_matmul_mxfp8
 from nkilib.experimental.matmul_mxfp8 import matmul_mxfp8_backward
 from nkilib.experimental.mlp_train import mlp_bwd
@@ -48,10 +49,13 @@ __all__ = [
     "blockwise_mm_fwd_mxfp8",
     "conv1d",
     "conv3d",
+    "conv3d_temporal_unroll",
     "conv3d_transpose",
     "cross_entropy_forward",
     "depthwise_conv1d_implicit_gemm",
+    "flash_attention_2",
     "gather",
+    "gdn_conv1d_prefill",
     "gdn_cte",
     "layer_norm",
     "matmul_mxfp8",
@@ -248,6 +252,24 @@ def attention_cte(
     return _differentiable_attention(q, k, v, scale, causal_mask, sink, sliding_window)[0]
 
 
+def flash_attention_2(q: Any, k: Any, v: Any, scale: float) -> Any:
+    """flash_attention_2: attention_cte without a mask."""
+    return attention_cte(q, k, v, scale, causal_mask=False)
+
+
+def _gdn_conv_backward(dy: Any, _dstate: Any, mixed: Any, conv_weight: Any) -> Any:
+    return gdn_conv1d_prefill_bwd(dy.contiguous(), mixed, conv_weight)
+
+
+_differentiable_gdn_conv = differentiable(forward_gdn_conv, _gdn_conv_backward)
+
+
+def gdn_conv1d_prefill(mixed: Any, conv_weight: Any) -> tuple:
+    """gdn_conv1d_prefill: the result, which is differentiable, and the last tokens, which are not."""
+    y, state = _differentiable_gdn_conv(mixed, conv_weight)
+    return y, state.detach()
+
+
 def _gdn_cte(
     query: Any,
     key: Any,
@@ -336,6 +358,7 @@ RoPE = differentiable(forward_rope, _rope_backward)
 avg_pooling_3d = differentiable(pooling.avg_pooling_3d, _avg_pooling_backward)
 conv1d = differentiable(_conv1d, _conv1d_backward)
 conv3d = differentiable(_conv3d, _conv3d_backward)
+conv3d_temporal_unroll = conv3d  # another order of the same products
 conv3d_transpose = differentiable(_conv3d_transpose, _conv3d_transpose_backward)
 depthwise_conv1d_implicit_gemm = differentiable(_depthwise, depthwise_conv1d_bwd)
 cross_entropy_forward = differentiable(loss.cross_entropy_forward, _cross_entropy_backward, outputs=True)

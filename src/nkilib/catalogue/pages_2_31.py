@@ -98,6 +98,7 @@ PAGES_2_31 = [
         "experimental.conv.conv3d_temporal_unroll",
         "conv3d_temporal_unroll should_use_temporal_unroll",
         "2.32",
+        backward="conv3d_bwd",
         also="convolution video",
     ),
     CatalogueRow(

@@ -38,6 +38,7 @@ PAGES_2_33 = [
         "experimental.attention.flash_attention2_trn3",
         "flash_attention_2 FlashAttentionConfig",
         "2.33",
+        backward="attention_bwd",
         also="sdpa bidirectional",
     ),
     CatalogueRow(
@@ -70,6 +71,7 @@ PAGES_2_33 = [
         "experimental.gdn",
         "gdn_conv1d_prefill gdn_conv1d_decode",
         "2.33",
+        backward="gdn_conv1d_prefill_bwd",
         also="gated deltanet causal depthwise convolution qwen",
     ),
     CatalogueRow(

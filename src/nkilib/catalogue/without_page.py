@@ -86,5 +86,11 @@ EXTENSIONS = [
         "depthwise_conv1d_bwd",
         also="convolution gradient training",
     ),
+    CatalogueRow(
+        EXTENSION,
+        "experimental.gdn",
+        "gdn_conv1d_prefill_bwd",
+        also="gated deltanet convolution gradient",
+    ),
     CatalogueRow(EXTENSION, "experimental.gdn", "gdn_cte_bwd", also="gated deltanet gradient"),
 ]

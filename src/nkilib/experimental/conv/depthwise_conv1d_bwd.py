@@ -81,7 +81,7 @@ def differentiate(
                 nisa.scalar_tensor_tensor(view, part, nl.multiply, weights[:, tap : tap + 1], nl.add, view)
                 products, here = like(part), new_column(part.shape[0])
                 nisa.tensor_tensor(products, part, inputs.slice(1, place, last, axis.stride), nl.multiply)
-                nisa.tensor_reduce(here, nl.add, products, 1)
+                nisa.activation_reduce(products, nl.copy, products, nl.add, here)  # VectorE has more to do
                 column = sums[:, tap : tap + 1]
                 nisa.tensor_tensor(column, column, here, nl.add)
     store(out[:, span[0] : span[1]], total)

@@ -7,6 +7,7 @@ from .gdn_conv1d import (
     gdn_conv1d_prefill,
     gdn_conv1d_prefill_ref,
 )
+from .gdn_conv1d_bwd import gdn_conv1d_prefill_bwd, gdn_conv1d_prefill_bwd_ref
 from .gdn_cte import gdn_cte, gdn_cte_ref
 from .gdn_cte_bwd import gdn_cte_bwd
 from .gdn_tkg import gdn_tkg, gdn_tkg_ref
@@ -17,6 +18,8 @@ __all__ = [
     "gdn_conv1d_decode",
     "gdn_conv1d_decode_ref",
     "gdn_conv1d_prefill",
+    "gdn_conv1d_prefill_bwd",
+    "gdn_conv1d_prefill_bwd_ref",
     "gdn_conv1d_prefill_ref",
     "gdn_cte",
     "gdn_cte_bwd",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import nki
@@ -81,8 +83,8 @@ def tap_matrices(weight: Tensor) -> Tensor:
     return matrices
 
 
-def convolve(out: Tensor, x: Tensor, matrices: Tensor) -> None:
-    """silu of the convolution of channels x [C <= 128, T] in HBM."""
+def convolve(out: Tensor, x: Tensor, matrices: Tensor, function: Any = nl.silu) -> None:
+    """The function of the convolution of channels x [C <= 128, T] in HBM."""
     channels, tokens = x.shape
     before = matrices.shape[1] - 1
     for part in TiledRange(tokens, TOKENS_TOGETHER):
@@ -97,7 +99,7 @@ def convolve(out: Tensor, x: Tensor, matrices: Tensor) -> None:
             for tap in range(before + 1):
                 moving = tile[:, bank.start_offset + tap : bank.end_offset + tap]
                 nisa.nc_matmul(sums, matrices[:, tap, :], moving)
-            nisa.activation(result[:, bank.start_offset : bank.end_offset], nl.silu, sums)
+            nisa.activation(result[:, bank.start_offset : bank.end_offset], function, sums)
         nisa.dma_copy(out[:, part.start_offset : part.end_offset], result)
 
 
