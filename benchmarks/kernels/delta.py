@@ -145,7 +145,7 @@ CASES += [
     convolution_gradients(4096, 1024),
     convolution_gradients(1024, 2048),
     convolved_token(16, 8192),
-    convolved_token(4, 4096),
+    convolved_token(128, 8192),
 ]
 CASES += [layer(8, 2048, 16, 32), layer(16, 4096, 8, 16)]
 CASES += [kimi_layer(4, 2304, 32), kimi_layer(8, 2048, 16)]

@@ -21,6 +21,7 @@ from nkilib.core.utils.types import Tensor
 FLOATS = (nl.float32, nl.bfloat16, nl.float16)
 TOKENS_TOGETHER = 2048  # of a channel that are in SBUF at a time
 CHANNELS_TOGETHER = 1024  # of a decoded token, in each partition
+ELEMENTS_TOGETHER = 4096  # of the states of decoded tokens, in each partition
 MAX_TAPS = 16
 
 
@@ -144,19 +145,34 @@ def gdn_conv1d_decode(x: Tensor, conv_state: Tensor, conv_weight: Tensor) -> tup
     kernel_assert(conv_state.dtype == x.dtype, f"conv_state: got {conv_state.dtype}, expected {x.dtype}")
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     state = nl.ndarray(conv_state.shape, x.dtype, buffer=nl.shared_hbm)
-    first, end = program_share(x.shape[1])
-    for part in TiledRange(end - first, CHANNELS_TOGETHER):
-        own = slice(first + part.start_offset, first + part.end_offset)
-        factors = load(conv_weight[own].expand_dim(0).broadcast(0, x.shape[0]))
-        result, new = step(load(x[:, own]), load(conv_state[:, own]), factors)
-        nisa.dma_copy(out[:, own], result)
-        nisa.dma_copy(state[:, own], new)
+    first, end = program_share(x.shape[1], PMAX)
+    whole = (end - first) // PMAX * PMAX
+    for own in (slice(first, first + whole), slice(first + whole, end)):
+        if own.start < own.stop:
+            decode_channels(out[:, own], state[:, own], x[:, own], conv_state[:, own], conv_weight[own])
     return out, state
+
+
+def decode_channels(out: Tensor, new_state: Tensor, x: Tensor, old: Tensor, weight: Tensor) -> None:
+    """One token of a multiple of 128 channels, or of fewer: neighbours share a partition, for all requests."""
+    channels, taps = weight.shape
+    partitions = min(channels, PMAX)
+    apart = (partitions, channels // partitions)
+    factors = load(weight.reshape_dim(0, apart)).expand_dim(1)
+    for part in TiledRange(x.shape[0], max(1, ELEMENTS_TOGETHER // (taps * apart[1]))):
+        some, together = slice(part.start_offset, part.end_offset), (partitions, part.size * apart[1])
+        token = load(x[some].reshape_dim(1, apart).permute((1, 0, 2))).reshape(together)
+        state = load(old[some].reshape_dim(1, apart).permute((1, 0, 2, 3))).reshape(together + (taps,))
+        result, new = step(token, state, factors.broadcast(1, part.size))
+        by_request = (partitions, part.size, apart[1])
+        target = new_state[some].reshape_dim(1, apart).permute((1, 0, 2, 3))
+        nisa.dma_copy(target, new.reshape(by_request + (taps,)))
+        nisa.dma_copy(out[some].reshape_dim(1, apart).permute((1, 0, 2)), result.reshape(by_request))
 
 
 def step(rows: Tensor, old: Tensor, weight: Tensor) -> tuple:
     """One token of rows [P, C]: (silu of the convolution, the new state) of states and weights [P, C, K]."""
-    taps = weight.shape[2]
+    taps = old.shape[2]
     new, products = like(old), like(old, nl.float32)
     if taps > 1:
         nisa.tensor_copy(new[:, :, 0 : taps - 1], old[:, :, 1:taps])
