@@ -13,7 +13,7 @@ from nkilib.experimental.pooling import (
 
 from . import Case
 
-SIZES = ((1, 256, 8, 28, 28), (2, 128, 16, 56, 56))
+SIZES = ((8, 256, 8, 28, 28), (2, 128, 16, 56, 56))  # of C3D, behind its second and third group of layers
 
 
 def spec(shape: tuple) -> TensorSpec:

@@ -1,8 +1,8 @@
 """RMSNorm and LayerNorm of rows, and their gradients.
 
-With n = (x - mean) r, r = 1 / sqrt(variance + eps), and g = dy gamma, dx = r (g - mean(g) - n mean(g n));
-RMSNorm is the same without both means. The gradients of gamma and beta are sums over the rows: each
-partition adds up its rows, TensorE adds up the partitions, and the first core adds what both cores have.
+With r = 1 / sqrt(variance + eps), c = x - mean and g = dy gamma, dx = r (g - mean(g) - r^2 c mean(g c));
+RMSNorm is the same without both means. The gradients of gamma and beta, sums of r dy c and of dy over the
+rows, are products of TensorE with r and with 1; the first core adds what both cores have.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, program_share
 from nkilib.core.utils.norms import row_moments, row_scale
-from nkilib.core.utils.projection import BANK_COLUMNS
-from nkilib.core.utils.tile_io import load, store
+from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange, TiledRangeIterator
 from nkilib.core.utils.tiles import like, new_column
@@ -94,11 +93,18 @@ def normalize(name: str, x: Tensor, gamma: Tensor, beta: Tensor | None, eps: flo
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     scale, shift = every_row(gamma), None if beta is None else every_row(beta)
     for tile in own_rows(x):
-        rows = normalized(load_rows(x, tile), beta is not None, eps)[0]
-        nisa.tensor_tensor(rows, rows, scale[0 : tile.size], nl.multiply)
-        if shift is not None:
-            nisa.tensor_tensor(rows, rows, shift[0 : tile.size], nl.add, engine=nisa.gpsimd_engine)
-        store(out[tile.start_offset : tile.end_offset], rows)
+        rows = load_rows(x, tile)
+        result, weights = like(rows), scale[0 : tile.size]
+        if shift is None:
+            factor = row_scale(rows, rows.shape[1], eps)
+            nisa.scalar_tensor_tensor(result, rows, nl.multiply, factor, nl.multiply, weights)
+        else:
+            mean, factor = row_moments(rows, rows.shape[1], eps)
+            weighted = like(rows, nl.float32)
+            nisa.scalar_tensor_tensor(weighted, rows, nl.subtract, mean, nl.multiply, weights)
+            nisa.activation(weighted, nl.copy, weighted, scale=factor)
+            nisa.tensor_tensor(result, weighted, shift[0 : tile.size], nl.add, engine=nisa.gpsimd_engine)
+        nisa.dma_copy(out[tile.start_offset : tile.end_offset], result)
     return out
 
 
@@ -114,18 +120,7 @@ def own_rows(x: Tensor) -> tuple[TiledRangeIterator, ...]:
 
 
 def load_rows(x: Tensor, tile: TiledRangeIterator) -> Tensor:
-    return load(x[tile.start_offset : tile.end_offset], nl.float32)
-
-
-def normalized(rows: Tensor, centered: bool, eps: float) -> tuple:
-    """The rows without mean and scale, in place, and what they were multiplied by, [n, 1]."""
-    if centered:
-        mean, factor = row_moments(rows, rows.shape[1], eps)
-        nisa.tensor_scalar(rows, rows, nl.subtract, mean, op1=nl.multiply, operand1=factor)
-    else:
-        factor = row_scale(rows, rows.shape[1], eps)
-        nisa.tensor_scalar(rows, rows, nl.multiply, factor)
-    return rows, factor
+    return load(x[tile.start_offset : tile.end_offset])
 
 
 def differentiate(name: str, dy: Tensor, x: Tensor, gamma: Tensor, centered: bool, eps: float) -> Any:
@@ -135,72 +130,127 @@ def differentiate(name: str, dy: Tensor, x: Tensor, gamma: Tensor, centered: boo
     assert_tensors((("grad_output", dy),))
     assert_shape(dy, x.shape, "grad_output")
     dx = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    scale, columns = every_row(gamma), x.shape[1]
-    sums = []
-    for _ in range(2 if centered else 1):
-        total = nl.ndarray((PMAX, columns), nl.float32, buffer=nl.sbuf)
-        nisa.memset(total, 0.0)
-        sums.append(total)
-    for tile in own_rows(x):
-        rows, factor = normalized(load_rows(x, tile), centered, eps)
-        given = load_rows(dy, tile)
-        product = like(given)
-        nisa.tensor_tensor(product, given, rows, nl.multiply)
-        add_to(sums[0], product)
+    scale, tiles = every_row(gamma), own_rows(x)
+    sums = [ColumnSums(x.shape[1], len(tiles))]
+    if centered:
+        sums.append(ColumnSums(x.shape[1], len(tiles)))
+    ones = nl.ndarray((PMAX, 1), dy.dtype, buffer=nl.sbuf)
+    nisa.memset(ones, 1.0)
+    for tile in tiles:
+        rows, given = load_rows(x, tile), load_rows(dy, tile)
+        step = RowGradient(rows, given, scale[0 : tile.size], centered, eps)
+        sums[0].add(step.product, step.factor)
         if centered:
-            add_to(sums[1], given)
-        found = row_gradient(given, product, rows, scale, centered)
-        ready = like(found, dx.dtype)
-        nisa.activation(ready, nl.copy, found, scale=factor)
-        nisa.dma_copy(dx[tile.start_offset : tile.end_offset], ready)
+            sums[1].add(given, ones[0 : tile.size])
+        nisa.dma_copy(dx[tile.start_offset : tile.end_offset], step.result())
     return (dx,) + weight_gradients(sums, gamma, cores)
 
 
-def add_to(total: Tensor, rows: Tensor) -> None:
-    place = total[0 : rows.shape[0]]
-    nisa.tensor_tensor(place, place, rows, nl.add, engine=nisa.gpsimd_engine)
+class ColumnSums(nl.NKIObject):
+    """Sums over the rows of all tiles, each times a number: column 128 j + p at [p, j] in PSUM."""
+
+    def __init__(self, columns: int, tiles: int):
+        self.parts = TiledRange(columns, PMAX)
+        self.bank = nl.ndarray((PMAX, len(self.parts)), nl.float32, buffer=nl.psum)
+        self.added = 0
+        self.empty = tiles == 0
+
+    def add(self, rows: Tensor, factor: Tensor) -> None:
+        for part in self.parts:
+            place = self.bank[0 : part.size, part.index : part.index + 1]
+            some = rows[:, part.start_offset : part.end_offset]
+            nisa.nc_matmul(place, some, factor, accumulate=self.added > 0)
+        self.added += 1
+
+    def rows(self) -> Tensor:
+        """[parts, 128] in SBUF, of which the last row may have fewer columns."""
+        found = nl.ndarray(self.bank.shape, nl.float32, buffer=nl.sbuf)
+        nisa.memset(found, 0.0)
+        if not self.empty:
+            last = self.parts[len(self.parts) - 1]
+            if len(self.parts) > 1:
+                nisa.tensor_copy(found[:, 0 : last.index], self.bank[:, 0 : last.index])
+            place = (slice(0, last.size), slice(last.index, last.index + 1))
+            nisa.tensor_copy(found[place], self.bank[place])
+        across = nl.ndarray((len(self.parts), PMAX), nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(across, found, engine=nisa.tensor_engine)
+        result = like(across)
+        nisa.tensor_copy(result, across)
+        return result
 
 
-def row_gradient(dy: Tensor, product: Tensor, rows: Tensor, scale: Tensor, centered: bool) -> Tensor:
-    """dx / r of some rows, in place of dy; product is dy times the normalised rows."""
-    count, columns = dy.shape
-    nisa.tensor_tensor(product, product, scale[0:count], nl.multiply)
-    along, mean = new_column(count), new_column(count)
-    nisa.activation_reduce(product, nl.copy, product, nl.add, along)
-    nisa.tensor_scalar(along, along, nl.multiply, -1.0 / columns)
-    nisa.tensor_tensor(dy, dy, scale[0:count], nl.multiply, engine=nisa.gpsimd_engine)
-    if centered:
-        nisa.activation_reduce(product, nl.copy, dy, nl.add, mean)
-        nisa.tensor_scalar(mean, mean, nl.multiply, 1.0 / columns)
-        nisa.tensor_scalar(dy, dy, nl.subtract, mean)
-    nisa.scalar_tensor_tensor(dy, rows, nl.multiply, along, nl.add, dy)
-    return dy
+class RowGradient(nl.NKIObject):
+    """Some rows and their gradients: r of each row, and c dy in float32."""
+
+    def __init__(self, rows: Tensor, dy: Tensor, scale: Tensor, centered: bool, eps: float):
+        self.rows = rows
+        self.dy = dy
+        self.scale = scale
+        self.mean: Any = None
+        self.product = like(rows, nl.float32)
+        if centered:
+            mean, factor = row_moments(rows, rows.shape[1], eps)
+            self.mean = mean
+            nisa.scalar_tensor_tensor(self.product, rows, nl.subtract, self.mean, nl.multiply, dy)
+        else:
+            factor = row_scale(rows, rows.shape[1], eps)
+            nisa.tensor_tensor(self.product, rows, dy, nl.multiply)
+        self.factor = factor
+
+    def result(self) -> Tensor:
+        """dx = r (g + k x - k mean - mean(g)) with k = -r^2 mean(g c)"""
+        count, columns = self.rows.shape
+        weighted, slope, shift = like(self.product), new_column(count), new_column(count)
+        # VectorE has the statistics of centered rows to compute as well
+        engine = nisa.vector_engine if self.mean is None else nisa.gpsimd_engine
+        nisa.tensor_tensor(weighted, self.product, self.scale, nl.multiply, engine=engine)
+        nisa.activation_reduce(weighted, nl.copy, weighted, nl.add, slope)
+        nisa.tensor_scalar(slope, slope, nl.multiply, self.factor, op1=nl.multiply, operand1=self.factor)
+        nisa.tensor_scalar(slope, slope, nl.multiply, -1.0 / columns)
+        gradient = like(weighted)
+        nisa.tensor_tensor(gradient, self.dy, self.scale, nl.multiply, engine=nisa.gpsimd_engine)
+        found, result = like(weighted), like(self.rows)
+        nisa.scalar_tensor_tensor(found, self.rows, nl.multiply, slope, nl.add, gradient)
+        if self.mean is None:
+            nisa.activation(result, nl.copy, found, scale=self.factor)
+            return result
+        nisa.activation_reduce(weighted, nl.copy, gradient, nl.add, shift)
+        nisa.tensor_tensor(slope, slope, self.mean, nl.multiply)
+        nisa.scalar_tensor_tensor(shift, shift, nl.multiply, 1.0 / columns, nl.add, slope)
+        nisa.tensor_scalar(shift, shift, nl.multiply, self.factor, op1=nl.multiply, operand1=-1.0)
+        nisa.activation(result, nl.copy, found, scale=self.factor, bias=shift)
+        return result
 
 
 def weight_gradients(sums: list, gamma: Tensor, cores: int) -> tuple:
     """Sums over all partitions and cores, [H] each."""
-    columns = gamma.shape[0]
-    parts = nl.ndarray((cores, len(sums), columns), nl.float32, buffer=nl.shared_hbm)
-    ones = new_column(PMAX)
-    nisa.memset(ones, 1.0)
-    row = nl.ndarray((1, len(sums), columns), nl.float32, buffer=nl.sbuf)
+    columns, parts = gamma.shape[0], sums[0].parts
+    others = nl.ndarray((cores, len(sums), len(parts), PMAX), nl.float32, buffer=nl.shared_hbm)
+    found, results = [], []
     for i in range(len(sums)):
-        for part in TiledRange(columns, BANK_COLUMNS):
-            bank = nl.ndarray((1, part.size), nl.float32, buffer=nl.psum)
-            nisa.nc_matmul(bank, ones, sums[i][:, part.start_offset : part.end_offset])
-            nisa.tensor_copy(row[:, i, part.start_offset : part.end_offset], bank)
-    nisa.dma_copy(parts[nl.program_id(0) : nl.program_id(0) + 1], row)
-    results = []
-    for _ in range(len(sums)):
+        found.append(sums[i].rows())
+        nisa.dma_copy(others[nl.program_id(0), i], found[i])
         results.append(nl.ndarray((columns,), gamma.dtype, buffer=nl.shared_hbm))
     if cores > 1:
-        nisa.core_barrier(parts, (0, 1))
+        nisa.core_barrier(others, (0, 1))
     if nl.program_id(0) == 0:
-        if cores > 1:
-            nisa.tensor_tensor(row, row, load(parts[1:2]), nl.add)
         for i in range(len(sums)):
-            store(results[i].expand_dim(0), row[:, i, :])
+            if cores > 1:
+                nisa.tensor_tensor(found[i], found[i], load(others[1, i]), nl.add)
+            store_columns(results[i], found[i], columns)
     return tuple(results)
+
+
+def store_columns(result: Tensor, rows: Tensor, columns: int) -> None:
+    """Write [parts, 128], of which the last may have fewer columns, as one vector."""
+    whole, ready = columns // PMAX, rows
+    if rows.dtype != result.dtype:
+        ready = like(rows, result.dtype)
+        nisa.tensor_copy(ready, rows)
+    if whole > 0:
+        nisa.dma_copy(result[0 : whole * PMAX].reshape_dim(0, (whole, PMAX)), ready[0:whole])
+    if columns % PMAX > 0:
+        nisa.dma_copy(result[whole * PMAX :].expand_dim(0), ready[whole : whole + 1, 0 : columns % PMAX])
 
 
 def check(x: Tensor, gamma: Tensor, optional: tuple) -> None:

@@ -10,10 +10,17 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.types import Tensor
-from nkilib.experimental.conv.geometry import OutputSpan
+from nkilib.experimental.conv.geometry import OutputSpan, output_size
 from nkilib.experimental.pooling.max_pooling_3d import padded_shape, without_padding
-from nkilib.experimental.pooling.volumes import Volume, check_gradient, checked, jobs, load_block, store_block
-from nkilib.experimental.pooling.windows import outputs_for, spread
+from nkilib.experimental.pooling.volumes import (
+    Volume,
+    check_gradient,
+    checked,
+    input_jobs,
+    load_block,
+    store_block,
+)
+from nkilib.experimental.pooling.windows import outputs_for, spread, tiles_inputs
 
 
 @nki.jit
@@ -41,13 +48,16 @@ def avg_pooling_3d_backward(
     result = nl.ndarray(input_tensor.shape, input_tensor.dtype, buffer=nl.shared_hbm)
     gradients, inputs = Volume(grad_output, p.output_first), Volume(result, p.input_first)
     scale = 1.0 / (axes[0].taps * axes[1].taps * axes[2].taps)
-    for job in jobs(p, [axes[0].size, axes[1].size], axes[2].size, [(1, 1), (1, 1)]):
+    wide = OutputSpan(0, axes[2].size)
+    for job in input_jobs(p):
         depth, height = outputs_for(axes[0], job.depth), outputs_for(axes[1], job.height)
-        tile = load_block(gradients, job, depth, height, nl.float32)
-        tile = spread(tile, axes[0], 1, job.depth, depth.start)
-        tile = spread(tile, axes[1], 2, job.height, height.start)
-        tile = spread(tile, axes[2], 3, OutputSpan(0, axes[2].size), 0)
+        copied = tiles_inputs(axes[0], depth, job.depth) and tiles_inputs(axes[1], height, job.height)
+        copied = copied and tiles_inputs(axes[2], OutputSpan(0, output_size(axes[2])), wide)
+        tile = load_block(gradients, job, depth, height, result.dtype if copied else nl.float32)
         nisa.tensor_scalar(tile, tile, nl.multiply, scale)
+        tile = spread(tile, axes[2], 3, wide, 0)
+        tile = spread(tile, axes[1], 2, job.height, height.start)
+        tile = spread(tile, axes[0], 1, job.depth, depth.start)
         store_block(inputs, job, tile)
     return result
 

@@ -11,8 +11,15 @@ from nkilib.core.utils.tiles import like
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.geometry import OutputSpan, covered, inputs_for, tap_of, taps_of
 from nkilib.experimental.pooling.max_pooling_3d import padded_shape, windows_ref, without_padding
-from nkilib.experimental.pooling.volumes import Volume, check_gradient, checked, jobs, load_block, store_block
-from nkilib.experimental.pooling.windows import inputs_of_tap, outputs_for
+from nkilib.experimental.pooling.volumes import (
+    Volume,
+    check_gradient,
+    checked,
+    input_jobs,
+    load_block,
+    store_block,
+)
+from nkilib.experimental.pooling.windows import inputs_of_tap, outputs_for, tiles_inputs
 
 
 @nki.jit
@@ -43,8 +50,9 @@ def max_pooling_3d_backward(
     check_gradient("output_tensor", output_tensor, p, input_tensor.dtype)
     axes = p.axes
     result = nl.ndarray(input_tensor.shape, input_tensor.dtype, buffer=nl.shared_hbm)
-    reach = [(2 * axes[0].taps - 1, 1), (2 * axes[1].taps - 1, 1)]
-    for job in jobs(p, [axes[0].size, axes[1].size], axes[2].size, reach):
+    apart = axes[0].stride >= axes[0].taps and axes[1].stride >= axes[1].taps
+    apart = apart and axes[2].stride >= axes[2].taps  # each input gets the gradient of one window
+    for job in input_jobs(p):
         outputs = [outputs_for(axes[0], job.depth), outputs_for(axes[1], job.height)]
         inputs = [
             around(inputs_for(axes[0], outputs[0]), job.depth),
@@ -52,10 +60,17 @@ def max_pooling_3d_backward(
         ]
         x = load_block(Volume(input_tensor, p.input_first), job, inputs[0], inputs[1], input_tensor.dtype)
         y = load_block(Volume(output_tensor, p.output_first), job, outputs[0], outputs[1], x.dtype)
-        dy = load_block(Volume(grad_output, p.output_first), job, outputs[0], outputs[1], nl.float32)
-        dx = like(x, nl.float32)
-        nisa.memset(dx, 0.0)
-        assign(dx, x, y, dy, axes, outputs, inputs)
+        dy = load_block(Volume(grad_output, p.output_first), job, outputs[0], outputs[1], x.dtype)
+        dx = like(x, x.dtype if apart else nl.float32)
+        spans = inputs + [OutputSpan(0, axes[2].size)]
+        box = [OutputSpan(0, 1)] + outputs + [OutputSpan(0, y.shape[3])]
+        if not (
+            tiles_inputs(axes[0], box[1], spans[0])
+            and tiles_inputs(axes[1], box[2], spans[1])
+            and tiles_inputs(axes[2], box[3], spans[2])
+        ):
+            nisa.memset(dx, 0.0)
+        assign(dx, x, y, dy, axes, box, spans, apart)
         own = dx.slice(1, job.depth.start - inputs[0].start, job.depth.end - inputs[0].start)
         own = own.slice(2, job.height.start - inputs[1].start, job.height.end - inputs[1].start)
         store_block(Volume(result, p.input_first), job, own)
@@ -67,33 +82,34 @@ def around(one: OutputSpan, other: OutputSpan) -> OutputSpan:
     return OutputSpan(min(one.start, other.start), max(one.end, other.end))
 
 
-def assign(dx: Tensor, x: Tensor, y: Tensor, dy: Tensor, axes: list, outputs: list, inputs: list) -> None:
-    """Add each gradient to the first input of its window that equals the maximum, tap by tap."""
-    free = like(dy)  # 1 while the gradient of a window is not assigned
-    nisa.memset(free, 1.0)
-    box = [OutputSpan(0, 1), outputs[0], outputs[1], OutputSpan(0, y.shape[3])]
-    starts = [inputs[0].start, inputs[1].start, 0]
+def assign(
+    dx: Tensor, x: Tensor, y: Tensor, dy: Tensor, axes: list, box: list, spans: list, apart: bool
+) -> None:
+    """Move each gradient from dy to the first input of its window that equals the maximum, tap by tap."""
     for number in range(taps_of(axes)):
         part = covered(axes, number, box)
         if part is not None:
             tap = tap_of(axes, number)
-            views = [x, dx, y, dy, free]
+            views = [x, dx, y, dy]
             for i in range(3):
                 span, first = part[i + 1], box[i + 1].start
                 for v in range(2):
-                    views[v] = inputs_of_tap(views[v], axes[i], i + 1, tap[i], span, starts[i])
-                for v in range(2, 5):
+                    views[v] = inputs_of_tap(views[v], axes[i], i + 1, tap[i], span, spans[i].start)
+                for v in range(2, 4):
                     views[v] = views[v].slice(i + 1, span.start - first, span.end - first)
-            assign_tap(views[1], views[0], views[2], views[3], views[4])
+            assign_tap(views[1], views[0], views[2], views[3], apart)
 
 
-def assign_tap(dx: Tensor, x: Tensor, y: Tensor, dy: Tensor, free: Tensor) -> None:
-    chosen = nl.ndarray(dy.shape, nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(chosen, x, y, op=nl.equal)
-    nisa.tensor_tensor(chosen, chosen, free, op=nl.multiply)
-    nisa.tensor_tensor(free, free, chosen, op=nl.subtract)
-    nisa.tensor_tensor(chosen, chosen, dy, op=nl.multiply)
-    nisa.tensor_tensor(dx, dx, chosen, op=nl.add)
+def assign_tap(dx: Tensor, x: Tensor, y: Tensor, dy: Tensor, apart: bool) -> None:
+    """Give dy where x is y: dx gets it, and nothing of it remains in dy for later taps."""
+    given = nl.ndarray(dy.shape, dy.dtype, buffer=nl.sbuf)
+    nisa.tensor_tensor(given, x, y, op=nl.equal)
+    nisa.tensor_tensor(given, given, dy, op=nl.multiply)
+    nisa.tensor_tensor(dy, dy, given, op=nl.subtract)
+    if apart:
+        nisa.tensor_copy(dx, given)
+    else:
+        nisa.tensor_tensor(dx, dx, given, op=nl.add)
 
 
 def max_pooling_3d_backward_ref(

@@ -138,6 +138,28 @@ def jobs(p: Pooling, sizes: list, width: int, reach: list) -> list:
     return found[first:end]
 
 
+def input_jobs(p: Pooling) -> list:
+    """This core's jobs over inputs: windows that do not overlap others lie in one box."""
+    counts, reach = [], []
+    for axis in p.axes[0:2]:
+        apart = axis.stride >= axis.taps
+        counts.append(div_ceil(axis.size + axis.before, axis.stride) if apart else axis.size)
+        reach.append((axis.stride, axis.stride) if apart else (2 * axis.taps - 1, 1))
+    found = []
+    for job in jobs(p, counts, p.axes[2].size, reach):
+        depth, height = own_inputs(p.axes[0], job.depth), own_inputs(p.axes[1], job.height)
+        found.append(PoolJob(job.batch, job.channel, job.channels, depth, height))
+    return found
+
+
+def own_inputs(axis: ConvAxis, span: OutputSpan) -> OutputSpan:
+    """The inputs from the first of a span of windows to that of the next; of overlapping ones, the span."""
+    if axis.stride < axis.taps:
+        return span
+    start, end = span.start * axis.stride - axis.before, span.end * axis.stride - axis.before
+    return OutputSpan(max(0, start), min(axis.size, end))
+
+
 def elements(depth: int, rows: int, width: int, reach: list) -> int:
     return (reach[0][0] + (depth - 1) * reach[0][1]) * (reach[1][0] + (rows - 1) * reach[1][1]) * width
 

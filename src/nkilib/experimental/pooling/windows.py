@@ -88,12 +88,22 @@ def outputs_for(axis: ConvAxis, span: OutputSpan) -> OutputSpan:
     return OutputSpan(first, max(first, last) + 1)
 
 
+def tiles_inputs(axis: ConvAxis, outputs: OutputSpan, inputs: OutputSpan) -> bool:
+    """Return whether each input of a span is in one window of these outputs, and no other input is."""
+    first, last = input_of(axis, outputs.start, 0), input_of(axis, outputs.end - 1, axis.taps - 1)
+    return axis.stride == axis.taps and (first, last + 1) == (inputs.start, inputs.end)
+
+
 def spread(tile: Tensor, axis: ConvAxis, dim: int, span: OutputSpan, first: int) -> Tensor:
     """Add each output of an axis, the first one being `first`, to the inputs of its window in a span."""
     shape = list(tile.shape)
     outputs = OutputSpan(first, first + shape[dim])
     shape[dim] = size_of(span)
-    result = nl.ndarray(tuple(shape), nl.float32, buffer=nl.sbuf)
+    result = nl.ndarray(tuple(shape), tile.dtype, buffer=nl.sbuf)
+    if tiles_inputs(axis, outputs, span):
+        windows = result.reshape_dim(dim, (tile.shape[dim], axis.taps))
+        nisa.tensor_copy(windows, tile.expand_dim(dim + 1).broadcast(dim + 1, axis.taps))
+        return result
     nisa.memset(result, 0.0)
     shifted = ConvAxis(size_of(span), axis.taps, axis.stride, 1, axis.before + span.start)
     for tap in range(axis.taps):
