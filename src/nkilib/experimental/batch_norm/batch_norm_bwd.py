@@ -9,6 +9,8 @@ import numpy as np
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nkilib.core.mlp.decode import swap
+from nkilib.core.utils.allocator import bytes_per_partition
 from nkilib.core.utils.kernel_assert import (
     assert_shape,
     assert_tensors,
@@ -23,7 +25,8 @@ from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import like, new_column
 from nkilib.core.utils.types import Tensor
 
-CHUNK = 2048  # positions of a channel at a time
+CHUNK = 4096  # positions of a channel at a time
+HELD_BYTES = 112 * 1024  # of dy and x, in each partition
 FLOATS = (nl.float32, nl.bfloat16, nl.float16)
 
 
@@ -44,8 +47,9 @@ def batch_norm_bwd(
     dy and x_in are [B, C, D, H, W] in float32, bfloat16 or float16, dx has the dtype of x_in; means and
     variances are [C] float32, those of this batch, of which the gradient depends; gamma and beta are [C].
     dgamma and dbeta are float32 [C]. With fuse_relu the forward result was max(y, 0): dy counts where
-    relu_mask, of the shape of dy, is not 0, or without one where y > 0. Two cores share the channels. Read of
-    the page: signature, shapes and meaning; the order of the results and the rule of relu_mask are ours.
+    relu_mask, of the shape of dy, is not 0, or without one where y > 0. Two cores share the channels, or the
+    positions of up to 128 channels. Read of the page: signature, shapes and meaning; the order of the results
+    and the rule of relu_mask are ours.
 
     >>> x, one = np.array([1, 3], np.float32).reshape(2, 1, 1, 1, 1), np.ones(1, np.float32)
     >>> dx, dgamma, dbeta = batch_norm_bwd(np.ones_like(x), x, 2 * one, one, one, 0 * one, 0.0)
@@ -62,34 +66,49 @@ def batch_norm_bwd(
     dbeta = nl.ndarray((channels,), nl.float32, buffer=nl.shared_hbm)
     flat = (batches, channels, positions)
     mask = relu_mask.reshape(flat) if relu_mask is not None else None
-    first, end = program_share(channels)
+    together = channels <= PMAX  # each core has some of the positions of all channels
+    first, end = (0, channels) if together else program_share(channels)
     for tile in TiledRange(end - first, PMAX):
         rows = (first + tile.start_offset, first + tile.end_offset)
         norm = ChannelNorm(means, variances, gamma, beta, eps, rows, bool(fuse_relu))
-        pieces = Pieces(dy.reshape(flat), x_in.reshape(flat), mask, rows)
+        pieces = Pieces(dy.reshape(flat), x_in.reshape(flat), mask, rows, together)
         norm.add_up(pieces)
-        store(dgamma[rows[0] : rows[1]].expand_dim(1), norm.dgamma)
-        store(dbeta[rows[0] : rows[1]].expand_dim(1), norm.dbeta)
+        if not together or nl.program_id(0) == 0:
+            store(dgamma[rows[0] : rows[1]].expand_dim(1), norm.dgamma)
+            store(dbeta[rows[0] : rows[1]].expand_dim(1), norm.dbeta)
         norm.gradients(pieces, dx.reshape(flat))
     return dx, dgamma, dbeta
 
 
 class Pieces(nl.NKIObject):
-    """dy, x and mask [B, C, N] in pieces of a batch and up to CHUNK positions, of these channels."""
+    """dy, x and mask [B, C, N] in pieces of a batch and up to CHUNK positions, of these channels.
 
-    def __init__(self, dy: Tensor, x: Tensor, mask: Tensor | None, rows: tuple):
+    Cores have some of the pieces each, where they are `shared`.
+    """
+
+    def __init__(self, dy: Tensor, x: Tensor, mask: Tensor | None, rows: tuple, shared: bool):
         self.dy = dy
         self.x = x
         self.mask = mask
         self.rows = rows
+        self.shared = shared and nl.num_programs(0) == 2
+        self.held: list = []  # the first pieces, which stay in SBUF for the second pass
+        self.room = HELD_BYTES
         self.parts = []
         for batch in range(x.shape[0]):
-            for part in TiledRange(x.shape[2], CHUNK):
-                self.parts.append((batch, part.start_offset, part.end_offset))
+            first, end = program_share(x.shape[2]) if self.shared else (0, x.shape[2])
+            for part in TiledRange(end - first, CHUNK):
+                self.parts.append((batch, first + part.start_offset, first + part.end_offset))
 
     def of(self, tensor: Tensor, number: int) -> Any:
         part = self.parts[number]
         return tensor[part[0], self.rows[0] : self.rows[1], part[1] : part[2]]
+
+    def hold(self, dy: Tensor, x: Tensor) -> None:
+        """Keep a piece if there is room for it, and for those before it."""
+        self.room -= bytes_per_partition(dy.shape, dy.dtype) + bytes_per_partition(x.shape, x.dtype)
+        if self.room >= 0:
+            self.held.append((dy, x))
 
 
 class ChannelNorm(nl.NKIObject):
@@ -115,47 +134,58 @@ class ChannelNorm(nl.NKIObject):
         self.dbeta = new_column(count)
 
     def piece(self, pieces: Pieces, number: int) -> tuple:
-        """(dy behind the ReLU, x normalised) of a piece, float32."""
-        x, dy = load(pieces.of(pieces.x, number)), load(pieces.of(pieces.dy, number), nl.float32)
-        normal = like(x, nl.float32)
-        nisa.tensor_scalar(normal, x, nl.subtract, self.mean, op1=nl.multiply, operand1=self.root)
-        if self.relu:
-            passes = like(x, nl.float32)
-            if pieces.mask is not None:
-                nisa.tensor_scalar(passes, load(pieces.of(pieces.mask, number)), nl.not_equal, 0.0)
-            else:
-                y = like(x, nl.float32)
-                nisa.tensor_scalar(y, normal, nl.multiply, self.gamma, op1=nl.add, operand1=self.beta)
-                nisa.tensor_scalar(passes, y, nl.greater, 0.0)
-            nisa.tensor_tensor(dy, dy, passes, op=nl.multiply)
-        return dy, normal
+        """(dy behind the ReLU, x) of a piece."""
+        if number < len(pieces.held):
+            return pieces.held[number]
+        x, dy = load(pieces.of(pieces.x, number)), load(pieces.of(pieces.dy, number))
+        if self.relu and pieces.mask is not None:
+            mask = load(pieces.of(pieces.mask, number))
+            nisa.scalar_tensor_tensor(dy, mask, nl.not_equal, 0.0, nl.multiply, dy)
+        elif self.relu:
+            y = like(x, nl.float32)
+            nisa.tensor_scalar(y, x, nl.subtract, self.mean, op1=nl.multiply, operand1=self.root)
+            nisa.tensor_scalar(y, y, nl.multiply, self.gamma, op1=nl.add, operand1=self.beta)
+            nisa.scalar_tensor_tensor(dy, y, nl.greater, 0.0, nl.multiply, dy)
+        return dy, x
 
     def add_up(self, pieces: Pieces) -> None:
-        """dbeta = sum of dy, dgamma = sum of dy times x normalised."""
+        """dbeta = sum of dy, dgamma = root * sum of dy (x - mean)."""
         count = len(pieces.parts)
-        shape = (self.mean.shape[0], count)
+        shape = (self.mean.shape[0], max(1, count))
         betas = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
         gammas = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
         for i in range(count):
-            dy, normal = self.piece(pieces, i)
+            dy, x = self.piece(pieces, i)
+            pieces.hold(dy, x)
+            product = like(x, nl.float32)
+            nisa.scalar_tensor_tensor(product, x, nl.subtract, self.mean, nl.multiply, dy)
             nisa.activation_reduce(like(dy), nl.copy, dy, nl.add, betas[:, i : i + 1])
-            nisa.tensor_tensor(normal, normal, dy, op=nl.multiply)
-            nisa.tensor_reduce(gammas[:, i : i + 1], nl.add, normal, 1)
-        nisa.tensor_reduce(self.dbeta, nl.add, betas, 1)
-        nisa.tensor_reduce(self.dgamma, nl.add, gammas, 1)
+            nisa.activation_reduce(product, nl.copy, product, nl.add, gammas[:, i : i + 1])
+        sums = nl.ndarray((self.mean.shape[0], 2), nl.float32, buffer=nl.sbuf)
+        nisa.memset(sums, 0.0)
+        if count > 0:
+            nisa.tensor_reduce(sums[:, 0:1], nl.add, betas, 1)
+            nisa.tensor_reduce(sums[:, 1:2], nl.add, gammas, 1)
+        if pieces.shared:
+            nisa.tensor_tensor(sums, sums, swap(sums, nl.program_id(0), 0), op=nl.add)
+        nisa.tensor_copy(self.dbeta, sums[:, 0:1])
+        nisa.tensor_copy(self.dgamma, sums[:, 1:2])
+        nisa.tensor_tensor(self.dgamma, self.dgamma, self.root, op=nl.multiply)
 
     def gradients(self, pieces: Pieces, dx: Tensor) -> None:
-        """dx = gamma / root * (dy - dbeta / N - x normalised * dgamma / N)"""
+        """dx = gamma root (dy + slope x - slope mean - dbeta / N) with slope = -root dgamma / N"""
         share = -1.0 / (pieces.x.shape[0] * pieces.x.shape[2])
-        means = [like(self.dbeta), like(self.dgamma), like(self.gamma)]
-        nisa.tensor_scalar(means[0], self.dbeta, nl.multiply, share)
-        nisa.tensor_scalar(means[1], self.dgamma, nl.multiply, share)
-        nisa.tensor_tensor(means[2], self.gamma, self.root, op=nl.multiply)
+        slope, factor, shift = like(self.dgamma), like(self.gamma), like(self.dbeta)
+        nisa.tensor_scalar(slope, self.dgamma, nl.multiply, self.root, op1=nl.multiply, operand1=share)
+        nisa.tensor_tensor(factor, self.gamma, self.root, op=nl.multiply)
+        nisa.tensor_tensor(shift, slope, self.mean, op=nl.multiply)
+        nisa.scalar_tensor_tensor(shift, self.dbeta, nl.multiply, share, nl.subtract, shift)
+        nisa.tensor_tensor(shift, shift, factor, op=nl.multiply)
         for i in range(len(pieces.parts)):
-            dy, normal = self.piece(pieces, i)
-            nisa.scalar_tensor_tensor(normal, normal, nl.multiply, means[1], nl.add, dy)
-            out = like(normal, dx.dtype)
-            nisa.tensor_scalar(out, normal, nl.add, means[0], op1=nl.multiply, operand1=means[2])
+            dy, x = self.piece(pieces, i)
+            found, out = like(x, nl.float32), like(x, dx.dtype)
+            nisa.scalar_tensor_tensor(found, x, nl.multiply, slope, nl.add, dy)
+            nisa.activation(out, nl.copy, found, scale=factor, bias=shift)
             nisa.dma_copy(pieces.of(dx, i), out)
 
 
