@@ -154,7 +154,7 @@ def gdn_conv1d_decode(x: Tensor, conv_state: Tensor, conv_weight: Tensor) -> tup
 
 
 def decode_channels(out: Tensor, new_state: Tensor, x: Tensor, old: Tensor, weight: Tensor) -> None:
-    """One token of a multiple of 128 channels, or of fewer: neighbours share a partition, for all requests."""
+    """One token of a multiple of 128 channels, or of fewer; neighbours share a partition."""
     channels, taps = weight.shape
     partitions = min(channels, PMAX)
     apart = (partitions, channels // partitions)
