@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import inspect
 import json
+import math
 import re
 import textwrap
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ def index() -> str:
                 ", ".join(listed) + ".\n",
             ]
     waiting = [f"`{kernel.name}`" for kernel in kernels() if not kernel.is_built]
+    parts.append(_slow())
     return "\n".join([*parts, *([f"Not built yet: {', '.join(waiting)}.\n"] if waiting else [])])
 
 
@@ -161,15 +163,42 @@ def _times(functions: list[CatalogueEntry]) -> str:
     names = {kernel.name for kernel in functions}
     rows = [
         f"| `{row['kernel']}` | {row['size']} | {row['modelled_us']:,.1f} "
-        f"| {row['bound_us']:,.1f} ({row['bound']}) |"
+        f"| {row['bound_us']:,.1f} ({row['bound']}) | {_ratio(row):.2f} |"
         for row in times()
         if row["kernel"] in names
     ]
     if not rows:
         return "These are parts of other kernels; their time is counted there.\n"
     head = ["On trn2, one core, unless the size says otherwise; from `python -m benchmarks.kernels`.\n"]
-    head += ["| kernel | size | modelled us | lower bound us |", "|---|---|---|---|"]
+    head += ["| kernel | size | modelled us | lower bound us | ratio |", "|---|---|---|---|---|"]
     return "\n".join([*head, *rows, ""])
+
+
+def _ratio(row: dict[str, Any]) -> float:
+    return row["modelled_us"] / row["bound_us"]
+
+
+def _slow() -> str:
+    """Return the table of all sizes that take longer than twice their bound, and what limits them."""
+    rows = sorted(times(), key=_ratio, reverse=True)
+    mean = math.exp(sum(math.log(_ratio(row)) for row in rows) / len(rows))
+    slow = [row for row in rows if _ratio(row) > 2]
+    parts = [
+        "## Modelled time over its bound\n",
+        "The lower bound of a size is what its memory traffic, its matmuls on TensorE or the links between ranks "
+        f"need. The geometric mean of the ratios of all {len(rows)} sizes is {mean:.2f}. {len(slow)} are above 2; "
+        "of these, the last column has the resource that is needed longest. A run has a fixed cost on the device, "
+        "and a first load and a last store, which together are the limit of small sizes.\n",
+        "| kernel | size | modelled us | lower bound us | ratio | limited by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in slow:
+        waits = "" if row["limit_us"] > row["modelled_us"] / 2 else "; engines wait for each other"
+        parts.append(
+            f"| `{row['kernel']}` | {row['size']} | {row['modelled_us']:,.1f} | {row['bound_us']:,.1f} "
+            f"({row['bound']}) | {_ratio(row):.2f} | {row['limit']}, {row['limit_us']:,.1f} us{waits} |"
+        )
+    return "\n".join([*parts, ""])
 
 
 def _kernel(family: Family, kernel: CatalogueEntry, others: list[CatalogueEntry]) -> str:

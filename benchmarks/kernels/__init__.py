@@ -15,6 +15,8 @@ from typing import Any
 import nki
 from nki.machine.generations import find
 from nki.machine.machine import Machine
+from nki.timing.measures import ceilings
+from nki.timing.timeline import Timeline
 
 PLATFORM = "trn2"
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -27,8 +29,8 @@ class Case:
     `arguments` are what the kernel is called with (`nki.TensorSpec`s for tensors); a tuple of positional
     ones or a mapping of keywords. `flops` counts 2 per multiply-add of matmuls, by the dtype of the operands
     ({"bfloat16": 2 * M * N * K}; "mxfp8" for nc_matmul_mx); `hbm_bytes` what must be read and written at
-    least once. A kernel bound by another engine names it and the time that engine needs at its full rate:
-    other=("Scalar", 123.4).
+    least once. A kernel whose result needs another engine, or TensorE for transposes, names it and the time
+    that engine needs at its full rate: other=("Scalar", 123.4).
     """
 
     kernel_name: str
@@ -52,8 +54,10 @@ class Figures:
     size: str
     modelled_us: float
     bound_us: float
-    bound: str  # what sets it: memory, compute or an engine
-    ratio: float  # of the bound to the modelled time
+    bound: str  # what sets it: memory, compute, Tensor or link
+    limit_us: float  # what its busiest resource needs at least
+    limit: str
+    ratio: float  # of the modelled time to the bound
     busiest: str  # engine, with the part of the time it works
     sbuf_peak_bytes: int
     spill_bytes: int
@@ -79,6 +83,7 @@ def measure(case: Case) -> Figures:
     profile = profiled(kernel, case.ranks, args, kwargs)
     os.environ[OVERRIDE] = before
     bound, bound_us = roofline(case, machine)
+    limit, limit_us = busiest_limit(case, profile, machine)
     return Figures(
         kernel=case.kernel_name,
         size=case.label
@@ -88,7 +93,9 @@ def measure(case: Case) -> Figures:
         modelled_us=profile.total_us,
         bound_us=bound_us,
         bound=bound,
-        ratio=bound_us / profile.total_us,
+        limit_us=limit_us,
+        limit=limit,
+        ratio=profile.total_us / bound_us,
         busiest=busiest(profile),
         sbuf_peak_bytes=profile.statistics.sbuf_peak_bytes,
         spill_bytes=profile.timeline.spill_bytes,
@@ -110,7 +117,37 @@ def roofline(case: Case, machine: Machine) -> tuple[str, float]:
     bounds = [("memory", case.hbm_bytes / gbs / 1e3), ("compute", compute / case.lnc * 1e6)]
     if case.link_bytes:
         bounds.append(("link", case.link_bytes / machine.collective_link_gbs / 1e3))
-    return max([*bounds, *([case.other] if case.other else [])], key=lambda bound: bound[1])
+    if case.other and case.other[0] == "Tensor":
+        bounds.append(case.other)
+    return max(bounds, key=lambda bound: bound[1])
+
+
+def busiest_limit(case: Case, profile: Any, machine: Machine) -> tuple[str, float]:
+    """Return the resource that the kernel's work needs longest, or that of its result, and the time.
+
+    A run has a fixed cost on the device beside it, and a first load and a last store.
+    """
+    longest = ceilings(profile.timeline)[0]
+    found = [(longest.name, longest.ns / 1e3)]
+    found.append(("starting transfers", trigger_ns(profile.timeline) / 1e3))
+    found.append(("start, load and store", (machine.kernel_overhead_ns + latency_ns(machine)) / 1e3))
+    if case.other:
+        found.append((" and ".join(f"{name}E" for name in case.other[0].split(", ")), case.other[1]))
+    return max(found, key=lambda limit: limit[1])
+
+
+def trigger_ns(timeline: Timeline) -> float:
+    """Return how long the transfers of a core hold the queue whose descriptors software makes."""
+    return max(
+        sum(transfer.issue_ns for transfer in core.transfers.values() if transfer.mode == "software")
+        for core in timeline.cores
+    )
+
+
+def latency_ns(m: Machine) -> float:
+    """Return what one load and one store take that move next to nothing."""
+    load = m.dma_dispatch_load_ns + m.dma_notify_load_ns
+    return load + m.dma_dispatch_store_ns + m.dma_notify_store_ns + m.swdge_wait_ns
 
 
 def speed(dtype: str, machine: Machine) -> float:

@@ -41,11 +41,15 @@ def main() -> int:
     return 0
 
 
+BRIEF = ("kernel", "size", "modelled_us", "bound_us", "bound", "limit_us", "limit")
+
+
 def brief(figures: Figures) -> str:
     """Return a line of benchmarks/kernels/times.json."""
     row = figures.to_dict()
-    row |= {name: round(row[name], 1) for name in ("modelled_us", "bound_us")}
-    return json.dumps({name: row[name] for name in ("kernel", "size", "modelled_us", "bound_us", "bound")})
+    row |= {name: round(row[name], 1) for name in ("modelled_us", "limit_us")}
+    row |= {"bound_us": float(f"{row['bound_us']:.3g}")}
+    return json.dumps({name: row[name] for name in BRIEF})
 
 
 HEADINGS = ("kernel, size", "modelled us", "bound us", "by", "ratio", "busiest", "SBUF MiB")
@@ -73,7 +77,7 @@ def table(found: list[Figures]) -> Table:
 
 def cells(f: Figures) -> list[str]:
     sbuf = f"{f.sbuf_peak_bytes / 2**20:.1f}" + (" spills" if f.spill_bytes else "")
-    times = [f"{f.modelled_us:,.1f}", f"{f.bound_us:,.1f}", f.bound, f"{f.ratio:.0%}"]
+    times = [f"{f.modelled_us:,.1f}", f"{f.bound_us:,.1f}", f.bound, f"{f.ratio:.2f}"]
     return [f"  {f.size}", *times, f.busiest, sbuf]
 
 

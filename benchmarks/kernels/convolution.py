@@ -85,10 +85,10 @@ def gradients(x: tuple, columns: int) -> Case:
 
 SAME, GELU = (1, 1), ActFnType.GELU
 CASES = [
-    gradients((1, 128, 4, 16, 16), 128),
-    gradients((1, 64, 4, 28, 28), 64),
-    upsampled((1, 256, 4, 16, 16), (2, 2, 2), 128, (2, 2, 2)),
-    upsampled((1, 128, 4, 32, 32), (3, 3, 3), 128, (1, 2, 2)),
+    gradients((4, 128, 8, 28, 28), 128),  # R3D-18, second and third group of layers
+    gradients((4, 256, 4, 14, 14), 256),
+    upsampled((1, 256, 16, 16, 16), (2, 2, 2), 128, (2, 2, 2)),  # 3D U-Net
+    upsampled((1, 128, 8, 64, 64), (3, 3, 3), 128, (1, 2, 2)),
     dense(
         conv3d_temporal_unroll, (1, 64, 4, 32, 1026), (3, 3, 3), 16, 27 * 2 * 30 * 1024, lnc=2, lnc_shard=True
     ),

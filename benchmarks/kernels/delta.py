@@ -149,4 +149,4 @@ CASES += [
 ]
 CASES += [layer(8, 2048, 16, 32), layer(16, 4096, 8, 16)]
 CASES += [kimi_layer(4, 2304, 32), kimi_layer(8, 2048, 16)]
-CASES += [decode(8, 8), decode(4, 32), kimi(4, 16), kimi(4, 32)]
+CASES += [decode(32, 8), decode(16, 32), kimi(16, 16), kimi(8, 32)]

@@ -7,12 +7,13 @@ from typing import Any
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.tile_sizes import PMAX
+from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import like, new_column
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.attention_mxfp8.kv_blocks import GROUPS, LANES, ROWS, ChunkTiles
 
 SLOTS = GROUPS * LANES  # scores of a head in each partition
-HALF = SLOTS // 2  # of them, of 64 heads, in a PSUM bank
+BANK_HEADS = 512 // SLOTS  # whose scores fill a PSUM bank
 
 
 class DecodeConstants(nl.NKIObject):
@@ -84,14 +85,15 @@ class Queries(nl.NKIObject):
     def score(self, chunk: ChunkTiles, bias: Tensor) -> Any:
         """The first stage of a chunk: scores with the mask."""
         heads = self.heads
-        scores = nl.ndarray((PMAX, SLOTS, heads), nl.float32, buffer=nl.psum)
-        for half in (slice(0, HALF), slice(HALF, SLOTS)):
-            spread = bias[:, half].expand_dim(2).broadcast(2, heads)
-            nisa.nc_matmul(scores[:, half, :], self.shared.identity, spread, accumulate=False)
+        scores = nl.ndarray((PMAX, heads, SLOTS), nl.float32, buffer=nl.psum)
+        for part in TiledRange(heads, BANK_HEADS):
+            spread = bias.expand_dim(1).broadcast(1, part.size)
+            place = scores[:, part.start_offset : part.end_offset, :]
+            nisa.nc_matmul(place, self.shared.identity, spread, accumulate=False)
         for g in range(GROUPS):
             for lane in range(LANES):
                 nisa.nc_matmul_mx(
-                    scores[:, g * LANES + lane, :],
+                    scores[:, :, g * LANES + lane],
                     chunk.key_words(g, lane),
                     self.words,
                     chunk.key_scales(g, lane),
@@ -104,7 +106,7 @@ class Queries(nl.NKIObject):
         """top = max(top, the largest score of each head), rounded."""
         heads = self.heads
         partial = nl.ndarray((PMAX, heads), nl.bfloat16, buffer=nl.sbuf)
-        nisa.tensor_reduce(partial, nl.maximum, scores.permute((0, 2, 1)), 2)
+        nisa.tensor_reduce(partial, nl.maximum, scores, 2)
         by_head = nl.ndarray((heads, PMAX), nl.bfloat16, buffer=nl.psum)
         nisa.nc_transpose(by_head, partial)
         largest = new_column(heads)
@@ -145,12 +147,12 @@ class ScoredChunk(nl.NKIObject):
         heads = state.heads
         diagonal = nl.ndarray((heads, heads), nl.bfloat16, buffer=nl.sbuf)
         nisa.tensor_scalar(diagonal, shared.identity[0:heads, 0:heads], nl.multiply, self.negative)
-        for half in (slice(0, HALF), slice(HALF, SLOTS)):
-            spread = diagonal.expand_dim(1).broadcast(1, HALF)
-            nisa.nc_matmul(scores[:, half, :], shared.ones[0:heads], spread, accumulate=True)
+        for part in TiledRange(heads, BANK_HEADS):
+            own = slice(part.start_offset, part.end_offset)
+            spread = diagonal[:, own].expand_dim(2).broadcast(2, SLOTS)
+            nisa.nc_matmul(scores[:, own, :], shared.ones[0:heads], spread, accumulate=True)
         weights = nl.ndarray((PMAX, GROUPS, heads, LANES), nl.bfloat16, buffer=nl.sbuf)
-        by_lane = weights.permute((0, 1, 3, 2))
-        nisa.activation(by_lane, nl.exp, scores.reshape_dim(1, (GROUPS, LANES)))
+        nisa.activation(weights.permute((0, 2, 1, 3)), nl.exp, scores.reshape_dim(2, (GROUPS, LANES)))
         words = nl.ndarray((PMAX, GROUPS * heads), nl.float8_e4m3fn_x4, buffer=nl.sbuf)
         scales = nl.ndarray((PMAX, GROUPS * heads), nl.uint8, buffer=nl.sbuf)
         nisa.quantize_mx(words, weights.reshape((PMAX, GROUPS * heads * LANES)), scales)

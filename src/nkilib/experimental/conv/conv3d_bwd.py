@@ -1,7 +1,8 @@
 """The gradients of a 3-D convolution.
 
 That of the input is a transposed convolution of dy. That of the filters is a product over positions: TensorE
-transposes up to 128 positions of dy, and of the inputs that each tap meets, and multiplies them.
+transposes up to 128 positions of dy, and of the inputs that each tap of height and width meets, and adds up
+their products for all taps of depth in PSUM.
 """
 
 from __future__ import annotations
@@ -14,31 +15,32 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
-from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info, program_share
+from nkilib.core.utils.kernel_helpers import div_ceil, get_verified_program_sharding_info, program_share
 from nkilib.core.utils.tile_io import load, store
 from nkilib.core.utils.tile_sizes import PMAX
 from nkilib.core.utils.tiled_range import TiledRange
-from nkilib.core.utils.tiles import new_column
+from nkilib.core.utils.tiles import like, new_column
 from nkilib.core.utils.types import Tensor
 from nkilib.experimental.conv.conv3d_transpose import convolve_phases
 from nkilib.experimental.conv.convolve import check_axis, check_numbers, check_operands
 from nkilib.experimental.conv.geometry import (
     BANK_POSITIONS,
+    ConvAxis,
     OutputSpan,
-    covered,
     even_parts,
     input_of,
     inputs_for,
     output_size,
-    positions,
     size_of,
     split,
     tap_of,
-    taps_of,
 )
 from nkilib.experimental.conv.inputs import Convolution
 
-SUM_BYTES = 64 * 1024  # in each partition, of the filters' gradients that are summed at a time
+TAPS_TOGETHER = 5  # of height and width, whose sums fill a PSUM bank each
+TAPS_LOADED = 32  # of the filters at a time
+PLANES = 64  # of dy at a time
+INPUT_ELEMENTS = 4096  # of a channel at a time
 CHUNK = 4096  # positions whose gradients are summed for the bias at a time
 
 
@@ -80,13 +82,14 @@ def conv3d_bwd(
         results.append(dx)
     if compute_dw:
         dw = nl.ndarray(filters.shape, filters.dtype, buffer=nl.shared_hbm)
-        taps, channels, columns = taps_of(axes), filters.shape[3], filters.shape[4]
-        first, end = program_share(taps)
-        flat = dw.reshape((taps, channels, columns))
-        for part in TiledRange(channels, PMAX):
-            for group in TiledRange(end - first, max(1, SUM_BYTES // (4 * columns))):
-                numbers = (first + group.start_offset, first + group.end_offset)
-                filter_gradients(flat, dy, x_in, axes, part, numbers)
+        in_planes = axes[1].taps * axes[2].taps
+        first, end = program_share(in_planes)
+        flat = dw.reshape((axes[0].taps, in_planes) + tuple(filters.shape[3:5]))
+        for part in TiledRange(filters.shape[3], PMAX):
+            for column in TiledRange(filters.shape[4], min(PMAX, max(1, BANK_POSITIONS // axes[0].taps))):
+                for some in TiledRange(end - first, TAPS_TOGETHER):
+                    taps = range(first + some.start_offset, first + some.end_offset)
+                    FilterGradients(axes, part, column, taps).add_up(flat, dy, x_in)
         results.append(dw)
     if compute_db:
         db = nl.ndarray((dy.shape[1],), filters.dtype, buffer=nl.shared_hbm)
@@ -99,88 +102,147 @@ def flipped(filters: Tensor) -> Any:
     """[K_d, K_h, K_w, C_out, C_in] with the taps in reverse order, in HBM."""
     channels, columns = filters.shape[3:5]
     taps = filters.size // channels // columns
-    rows = filters.reshape((taps, channels, columns))
+    rows = filters.reshape((taps, channels, columns)).permute((1, 0, 2))
     result = nl.ndarray((taps, columns, channels), filters.dtype, buffer=nl.private_hbm)
-    for tap in range(taps):
-        for row in TiledRange(channels, PMAX):
-            for column in TiledRange(columns, PMAX):
-                some = load(
-                    rows[
-                        taps - 1 - tap,
-                        row.start_offset : row.end_offset,
-                        column.start_offset : column.end_offset,
-                    ]
-                )
-                place = result[
-                    tap, column.start_offset : column.end_offset, row.start_offset : row.end_offset
-                ]
-                nisa.dma_copy(place, transposed(some))
+    for row in TiledRange(channels, PMAX):
+        for column in TiledRange(columns, PMAX):
+            for part in TiledRange(taps, TAPS_LOADED):
+                own = slice(taps - part.end_offset, taps - part.start_offset)
+                some = load(rows[row.start_offset : row.end_offset, own, column_slice(column)])
+                tile = nl.ndarray((column.size, part.size, row.size), filters.dtype, buffer=nl.sbuf)
+                views = []
+                for tap in range(part.size):
+                    views.append(some[:, part.size - 1 - tap, :])
+                transpose_into(tile, views)
+                place = result[part.start_offset : part.end_offset, column_slice(column)].permute((1, 0, 2))
+                nisa.dma_copy(place[:, :, row.start_offset : row.end_offset], tile)
     return result.reshape(filters.shape[0:3] + (columns, channels))
 
 
-def transposed(tile: Tensor) -> Tensor:
-    """A tile of up to 128 x 128, transposed by TensorE."""
-    bank = nl.ndarray((tile.shape[1], tile.shape[0]), tile.dtype, buffer=nl.psum)
-    nisa.nc_transpose(bank, tile, engine=nisa.tensor_engine)
-    result = nl.ndarray(bank.shape, tile.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(result, bank)
-    return result
+def column_slice(part: Any) -> slice:
+    return slice(part.start_offset, part.end_offset)
 
 
-def filter_gradients(dw: Tensor, dy: Tensor, x: Tensor, axes: list, channels: Any, taps: tuple) -> None:
-    """dw[tap, channels] of some taps: sums over all positions, up to 128 at a time."""
-    columns = dy.shape[1]
-    sums = nl.ndarray((channels.size, taps[1] - taps[0], columns), nl.float32, buffer=nl.sbuf)
-    nisa.memset(sums, 0.0)
-    wide = even_parts(dy.shape[4], PMAX)
-    high = even_parts(dy.shape[3], max(1, PMAX // wide))
-    whole = [OutputSpan(0, dy.shape[0]), OutputSpan(0, dy.shape[2]), OutputSpan(0, dy.shape[3])]
-    for box in split(whole + [OutputSpan(0, dy.shape[4])], [1, 1, high, wide]):
-        gradients = nl.ndarray((positions(box), columns), dy.dtype, buffer=nl.sbuf)
-        for column in TiledRange(columns, PMAX):
-            view = dy[box[0].start, column.start_offset : column.end_offset]
-            some = load_box(view, box[1], box[2], box[3])
-            place = gradients[:, column.start_offset : column.end_offset]
-            nisa.tensor_copy(place, transposed(some.reshape((column.size, positions(box)))))
-        spans = [inputs_for(axes[0], box[1]), inputs_for(axes[1], box[2]), inputs_for(axes[2], box[3])]
-        view = x[box[0].start, channels.start_offset : channels.end_offset]
-        inputs = load_box(view, spans[0], spans[1], spans[2])
-        for tap in range(taps[0], taps[1]):
-            part = covered(axes, tap, box)
-            if part is not None:
-                rows = transposed(met(inputs, spans, axes, tap, box, part))
-                add_products(sums[:, tap - taps[0], :], rows, gradients)
-    for tap in range(taps[0], taps[1]):
-        store(dw[tap, channels.start_offset : channels.end_offset], sums[:, tap - taps[0], :])
+class FilterGradients(nl.NKIObject):
+    """Sums over all positions for some channels and columns, and taps of height and width: in a bank each."""
+
+    def __init__(self, axes: list, channels: Any, columns: Any, taps: Any):
+        self.axes = axes
+        self.channels = channels
+        self.columns = columns
+        self.taps = taps
+        self.sums: list = []
+        self.started: list = []  # for each tap of depth
+        for _ in taps:
+            shape = (channels.size, axes[0].taps, columns.size)
+            self.sums.append(nl.ndarray(shape, nl.float32, buffer=nl.psum))
+        for _ in range(axes[0].taps):
+            self.started.append(False)
+
+    def add_up(self, dw: Tensor, dy: Tensor, x: Tensor) -> None:
+        """dw [K_d, K_h K_w, C_in, C_out] of these taps, from boxes of up to 128 positions of a plane."""
+        wide = even_parts(dy.shape[4], PMAX)
+        high = even_parts(dy.shape[3], max(1, PMAX // wide))
+        whole = [OutputSpan(0, dy.shape[0]), OutputSpan(0, dy.shape[2]), OutputSpan(0, dy.shape[3])]
+        for box in split(whole + [OutputSpan(0, dy.shape[4])], [1, PLANES, high, wide]):
+            gradients = self.gradients(dy[box[0].start, column_slice(self.columns)], box)
+            self.add_box(gradients, x[box[0].start, column_slice(self.channels)], box)
+        for number in range(len(self.taps)):
+            result = nl.ndarray(self.sums[number].shape, dw.dtype, buffer=nl.sbuf)
+            for k in range(self.axes[0].taps):
+                if self.started[k]:
+                    nisa.tensor_copy(result[:, k, :], self.sums[number][:, k, :])
+                else:
+                    nisa.memset(result[:, k, :], 0.0)
+            place = dw[:, self.taps[number], column_slice(self.channels), column_slice(self.columns)]
+            nisa.dma_copy(place.permute((1, 0, 2)), result)
+
+    def gradients(self, dy: Tensor, box: list) -> Tensor:
+        """dy [columns, D, H, W] of a box with its positions in the partitions, [positions, planes, columns]."""
+        view = dy[:, box[1].start : box[1].end, box[2].start : box[2].end, box[3].start : box[3].end]
+        tile, count = load(view), size_of(box[2]) * size_of(box[3])
+        rows = tile.reshape((tile.shape[0], tile.shape[1], count))
+        result = nl.ndarray((count, tile.shape[1], tile.shape[0]), dy.dtype, buffer=nl.sbuf)
+        views = []
+        for plane in range(tile.shape[1]):
+            views.append(rows[:, plane, :])
+        transpose_into(result, views)
+        return result
+
+    def add_box(self, gradients: Tensor, x: Tensor, box: list) -> None:
+        """Add the products with all inputs x [channels, D, H, W] that a box meets."""
+        axes, planes = self.axes, inputs_for(self.axes[0], box[1])
+        spans = [reached(axes[1], box[2]), reached(axes[2], box[3])]
+        size = size_of(spans[0]) * size_of(spans[1])
+        for part in TiledRange(size_of(planes), max(1, INPUT_ELEMENTS // size)):
+            first = planes.start + part.start_offset
+            inputs = self.padded(x[:, first : first + part.size], spans)
+            for plane in range(part.size):
+                self.add_plane(gradients, inputs[:, plane], first + plane, box)
+
+    def padded(self, x: Tensor, spans: list) -> Tensor:
+        """Planes x [channels, planes, H, W] of spans that may begin before the input or end behind it."""
+        inner = [inside_of(self.axes[1], spans[0]), inside_of(self.axes[2], spans[1])]
+        tile = load(x[:, :, inner[0].start : inner[0].end, inner[1].start : inner[1].end])
+        if size_of(inner[0]) == size_of(spans[0]) and size_of(inner[1]) == size_of(spans[1]):
+            return tile
+        sizes = (tile.shape[0], tile.shape[1], size_of(spans[0]), size_of(spans[1]))
+        result = nl.ndarray(sizes, tile.dtype, buffer=nl.sbuf)
+        nisa.memset(result, 0.0, engine=nisa.gpsimd_engine)
+        place = result.slice(2, inner[0].start - spans[0].start, inner[0].end - spans[0].start)
+        place = place.slice(3, inner[1].start - spans[1].start, inner[1].end - spans[1].start)
+        nisa.tensor_copy(place, tile)
+        return result
+
+    def add_plane(self, gradients: Tensor, x: Tensor, plane: int, box: list) -> None:
+        """Add the products of one plane of inputs [channels, height, width]."""
+        axis, count = self.axes[0], gradients.shape[0]
+        met = []  # (tap of depth, plane of dy in the box)
+        for k in range(axis.taps):
+            at = plane - input_of(axis, 0, k)
+            if at % axis.stride == 0 and box[1].start <= at // axis.stride < box[1].end:
+                met.append((k, at // axis.stride - box[1].start))
+        if len(met) == 0:
+            return
+        views = []
+        for number in self.taps:
+            tap = tap_of(self.axes, number)
+            views.append(met_by(met_by(x, self.axes[1], 1, tap[1], box[2]), self.axes[2], 2, tap[2], box[3]))
+        rows = nl.ndarray((count, len(views), self.channels.size), x.dtype, buffer=nl.sbuf)
+        transpose_into(rows, views)
+        for pair in met:
+            for number in range(len(views)):
+                place, moving = self.sums[number][:, pair[0], :], gradients[:, pair[1], :]
+                nisa.nc_matmul(place, rows[:, number, :], moving, accumulate=self.started[pair[0]])
+            self.started[pair[0]] = True
 
 
-def load_box(view: Tensor, d: OutputSpan, h: OutputSpan, w: OutputSpan) -> Tensor:
-    return load(view[:, d.start : d.end, h.start : h.end, w.start : w.end])
+def transpose_into(place: Tensor, views: list) -> None:
+    """place[:, i, :] = the transpose of views[i], several in one bank."""
+    rows, columns = place.shape[0], place.shape[2]
+    words = columns if place.dtype == nl.float32 else div_ceil(columns, 2)
+    for part in TiledRange(len(views), max(1, BANK_POSITIONS // words)):
+        bank = nl.ndarray((rows, part.size, columns), place.dtype, buffer=nl.psum)
+        for i in range(part.size):
+            nisa.nc_transpose(bank[:, i, :], views[part.start_offset + i], engine=nisa.tensor_engine)
+        nisa.tensor_copy(place[:, part.start_offset : part.end_offset, :], bank)
 
 
-def met(inputs: Tensor, spans: list, axes: list, number: int, box: list, part: list) -> Any:
-    """The inputs that a tap meets for all outputs of a box, [channels, positions]; 0 for padding."""
-    sizes = (size_of(box[1]), size_of(box[2]), size_of(box[3]))
-    tile = nl.ndarray((inputs.shape[0],) + sizes, inputs.dtype, buffer=nl.sbuf)
-    if positions(part) < positions(box):
-        nisa.memset(tile, 0.0)
-    view, place, tap = inputs, tile, tap_of(axes, number)
-    for i in range(3):
-        span, axis = part[i + 1], axes[i]
-        at = input_of(axis, span.start, tap[i]) - spans[i].start
-        view = view.slice(i + 1, at, at + (size_of(span) - 1) * axis.stride + 1, axis.stride)
-        place = place.slice(i + 1, span.start - box[i + 1].start, span.end - box[i + 1].start)
-    nisa.tensor_copy(place, view)
-    return tile.reshape((inputs.shape[0], positions(box)))
+def reached(axis: ConvAxis, span: OutputSpan) -> OutputSpan:
+    """The inputs that outputs of a span meet, with those in padding."""
+    return OutputSpan(input_of(axis, span.start, 0), input_of(axis, span.end - 1, axis.taps - 1) + 1)
 
 
-def add_products(sums: Tensor, rows: Tensor, gradients: Tensor) -> None:
-    """sums [channels, columns] += rows^T gradients, over the positions in the partitions."""
-    for part in TiledRange(gradients.shape[1], BANK_POSITIONS):
-        some = (slice(None), slice(part.start_offset, part.end_offset))
-        bank = nl.ndarray((rows.shape[1], part.size), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(bank, rows, gradients[some])
-        nisa.tensor_tensor(sums[some], sums[some], bank, op=nl.add)
+def inside_of(axis: ConvAxis, span: OutputSpan) -> OutputSpan:
+    """The part of a span that is not padding, at least one input."""
+    start = min(max(0, span.start), axis.size - 1)
+    return OutputSpan(start, max(start + 1, min(axis.size, span.end)))
+
+
+def met_by(view: Tensor, axis: ConvAxis, dim: int, tap: int, span: OutputSpan) -> Any:
+    """The inputs that a tap meets for the outputs of a span; index 0 of the view is the first one reached."""
+    at = tap * axis.dilation
+    return view.slice(dim, at, at + (size_of(span) - 1) * axis.stride + 1, axis.stride)
 
 
 def bias_gradients(db: Tensor, dy: Tensor) -> None:
@@ -197,7 +259,7 @@ def bias_gradients(db: Tensor, dy: Tensor) -> None:
             for part in TiledRange(count, CHUNK):
                 some = load(flat[batch, rows[0] : rows[1], part.start_offset : part.end_offset])
                 here = new_column(tile.size)
-                nisa.tensor_reduce(here, nl.add, some, 1)
+                nisa.activation_reduce(like(some), nl.copy, some, nl.add, here)
                 nisa.tensor_tensor(total, total, here, op=nl.add)
         store(db[rows[0] : rows[1]].expand_dim(1), total)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 from nkilib.core.utils.projection import BANK_COLUMNS
-from nkilib.core.utils.tile_io import load
+from nkilib.core.utils.tile_io import hardware_queue, load
 from nkilib.core.utils.tiled_range import TiledRange
 from nkilib.core.utils.tiles import like, new_column
 from nkilib.core.utils.types import Tensor
 
-HEADS = 16  # at a time
+HEADS = 32  # at a time
 L2_EPSILON = 1e-6
 
 
@@ -68,7 +68,8 @@ class DeltaStep(nl.NKIObject):
         for group in groups:
             state = states[group.index]
             self.write(state, new, group.start_offset)
-            nisa.dma_copy(target[group.start_offset : group.end_offset].permute((1, 0, 2)), state)
+            rows = target[group.start_offset : group.end_offset].permute((1, 0, 2))
+            nisa.dma_copy(rows, state, dge_mode=hardware_queue())
         return out
 
     def read(self, states: list) -> tuple:

@@ -58,7 +58,8 @@ def gdn_conv1d_prefill(mixed: Tensor, conv_weight: Tensor) -> tuple[Tensor, Tens
         diagonals = tap_matrices(load(conv_weight[own]))
         for b in range(batches):
             convolve(out[b, own], mixed[b, own], diagonals)
-            store_state(state[b, own], mixed[b, own])
+    for b in range(batches):
+        store_state(state[b, first:end], mixed[b, first:end])
     return out, state
 
 
@@ -105,14 +106,14 @@ def convolve(out: Tensor, x: Tensor, matrices: Tensor, function: Any = nl.silu) 
 
 
 def store_state(state: Tensor, x: Tensor) -> None:
-    """The last tokens of channels x [C <= 128, T]."""
+    """The last tokens of channels x [C, T] in HBM, behind zeros where there are fewer than taps."""
     channels, taps = state.shape
     known = min(taps, x.shape[1])
-    tile = nl.ndarray((channels, taps), x.dtype, buffer=nl.sbuf)
-    if known < taps:
-        nisa.memset(tile[:, 0 : taps - known], 0.0)
-    nisa.dma_copy(tile[:, taps - known :], x[:, x.shape[1] - known :])
-    nisa.dma_copy(state, tile)
+    for part in TiledRange(channels if known < taps else 0, PMAX):
+        zeros = nl.ndarray((part.size, taps - known), x.dtype, buffer=nl.sbuf)
+        nisa.memset(zeros, 0.0)
+        nisa.dma_copy(state[part.start_offset : part.end_offset, 0 : taps - known], zeros)
+    nisa.dma_copy(state[:, taps - known :], x[:, x.shape[1] - known :])
 
 
 @nki.jit
