@@ -19,6 +19,7 @@ from nkilib.catalogue import CatalogueEntry, kernels
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ROOT / "src" / "nkilib" / "reference"
+LEAST_BOUND_US = 2
 TIMES = ROOT / "benchmarks" / "kernels" / "times.json"
 _ARGUMENT = re.compile(r"^- `(\w+)`: (.*)$", re.MULTILINE)
 _ARGS = re.compile(r"^Args:\n((?:    .*\n|\n(?=    ))+)", re.MULTILINE)
@@ -181,14 +182,16 @@ def _ratio(row: dict[str, Any]) -> float:
 def _slow() -> str:
     """Return the table of all sizes that take longer than twice their bound, and what limits them."""
     rows = sorted(times(), key=_ratio, reverse=True)
-    mean = math.exp(sum(math.log(_ratio(row)) for row in rows) / len(rows))
+    counted = [math.log(_ratio(row)) for row in rows if row["bound_us"] >= LEAST_BOUND_US]
     slow = [row for row in rows if _ratio(row) > 2]
     parts = [
         "## Modelled time over its bound\n",
-        "The lower bound of a size is what its memory traffic, its matmuls on TensorE or the links between ranks "
-        f"need. The geometric mean of the ratios of all {len(rows)} sizes is {mean:.2f}. {len(slow)} are above 2; "
-        "of these, the last column has the resource that is needed longest. A run has a fixed cost on the device, "
-        "and a first load and a last store, which together are the limit of small sizes.\n",
+        "The lower bound of a size is what its memory traffic, its matmuls on TensorE or the links between "
+        f"ranks need. The geometric mean of the ratios is {math.exp(sum(counted) / len(counted)):.2f}, of the "
+        f"{len(counted)} sizes whose bound is {LEAST_BOUND_US} us or more, as long as one transfer takes. "
+        f"{len(slow)} of {len(rows)} are above 2; the last column has the resource that these need longest. A "
+        "run has a fixed cost on the device, and a first load and a last store: the limit of small sizes. "
+        "Starting transfers is the work of the queue whose descriptors software makes.\n",
         "| kernel | size | modelled us | lower bound us | ratio | limited by |",
         "|---|---|---|---|---|---|",
     ]

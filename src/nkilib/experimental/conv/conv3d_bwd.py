@@ -158,7 +158,7 @@ class FilterGradients(nl.NKIObject):
             nisa.dma_copy(place.permute((1, 0, 2)), result)
 
     def gradients(self, dy: Tensor, box: list) -> Tensor:
-        """dy [columns, D, H, W] of a box with its positions in the partitions, [positions, planes, columns]."""
+        """dy [columns, D, H, W] of a box, transposed: [positions, planes, columns]."""
         view = dy[:, box[1].start : box[1].end, box[2].start : box[2].end, box[3].start : box[3].end]
         tile, count = load(view), size_of(box[2]) * size_of(box[3])
         rows = tile.reshape((tile.shape[0], tile.shape[1], count))

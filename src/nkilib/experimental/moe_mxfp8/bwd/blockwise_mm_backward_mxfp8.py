@@ -223,14 +223,14 @@ def blockwise_mm_bwd_mxfp8(
             multiply(by_token, [part_of(wide, first, end - first)], rows)
             rows.store()
             x = part_of(describe("x", TensorDescriptor(xs[i], None, False), fp8), first, end - first)
-            multiply(
-                x,
-                [describe("sides", TensorDescriptor(sides), fp8)],
-                AddedMatrix(of_expert(matrices, unit), first, 0),
-            )
+            matrix = AddedMatrix(of_expert(matrices, unit), first, 0)
+            multiply(x, [describe("sides", TensorDescriptor(sides), fp8)], matrix)
+            matrix.store()
             dy = part_of(describe("dy", TensorDescriptor(grads[i], None, False), fp8), first, end - first)
             scaled = describe("middle", TensorDescriptor(positions_of(middle.scaled, unit)), fp8)
-            multiply(scaled, [dy], AddedMatrix(of_expert(ddown, unit), 0, first))
+            matrix = AddedMatrix(of_expert(ddown, unit), 0, first)
+            multiply(scaled, [dy], matrix)
+            matrix.store()
     return (dx, daff, dgate_up, ddown) + biases
 
 

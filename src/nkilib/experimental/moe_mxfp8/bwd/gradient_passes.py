@@ -17,6 +17,8 @@ from nkilib.experimental.clamp_limits import ClampLimits, gate_bounds, rounded, 
 from nkilib.experimental.moe.bwd.stages import affinity_targets, stop_at
 from nkilib.experimental.moe_mxfp8.expert_blocks import positions_of
 
+STORES_TOGETHER = 16  # tiles of an expert's gradients
+
 
 class Middle(nl.NKIObject):
     """What the first pass leaves in HBM, a block after the other, features by tokens."""
@@ -90,12 +92,16 @@ def add_affinities(out: Tensor, middle: Middle, unit: TokenUnit, repeats: Repeat
 
 
 class AddedMatrix(nl.NKIObject):
-    """Adds sums to a matrix in HBM, from a row and a column on."""
+    """Adds sums to a matrix in HBM, from a row and a column on.
+
+    Its place is known at run time, so a load waits for all earlier stores: these come several at a time.
+    """
 
     def __init__(self, out: Any, row: int, column: int):
         self.out = out
         self.row = row
         self.column = column
+        self.waiting: list = []
 
     def finish(self, sums: list, row: int, rows: int, column: int, columns: int) -> None:
         first, left = self.row + row, self.column + column
@@ -103,4 +109,11 @@ class AddedMatrix(nl.NKIObject):
         tile = nl.ndarray((rows, columns), self.out.dtype, buffer=nl.sbuf)
         nisa.dma_copy(tile, place)
         nisa.tensor_tensor(tile, sums[0], tile, op=nl.add)
-        nisa.dma_copy(place, tile)
+        self.waiting.append((place, tile))
+        if len(self.waiting) == STORES_TOGETHER:
+            self.store()
+
+    def store(self) -> None:
+        for pair in self.waiting:
+            nisa.dma_copy(pair[0], pair[1])
+        self.waiting = []
