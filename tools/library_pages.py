@@ -183,14 +183,15 @@ def _slow() -> str:
     """Return the table of all sizes that take longer than twice their bound, and what limits them."""
     rows = sorted(times(), key=_ratio, reverse=True)
     counted = [math.log(_ratio(row)) for row in rows if row["bound_us"] >= LEAST_BOUND_US]
+    mean = math.exp(sum(counted) / len(counted))
     slow = [row for row in rows if _ratio(row) > 2]
     parts = [
         "## Modelled time over its bound\n",
         "The lower bound of a size is what its memory traffic, its matmuls on TensorE or the links between "
-        f"ranks need. The geometric mean of the ratios is {math.exp(sum(counted) / len(counted)):.2f}, of the "
+        f"ranks need. The geometric mean of the ratios is {mean:.2f}, of the "
         f"{len(counted)} sizes whose bound is {LEAST_BOUND_US} us or more, as long as one transfer takes. "
-        f"{len(slow)} of {len(rows)} are above 2; the last column has the resource that these need longest. A "
-        "run has a fixed cost on the device, and a first load and a last store: the limit of small sizes. "
+        f"{len(slow)} of {len(rows)} are above 2; the last column has the resource that these need longest. "
+        "A run has a fixed cost on the device, and a first load and a last store: the limit of small sizes. "
         "Starting transfers is the work of the queue whose descriptors software makes.\n",
         "| kernel | size | modelled us | lower bound us | ratio | limited by |",
         "|---|---|---|---|---|---|",
