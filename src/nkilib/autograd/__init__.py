@@ -13,6 +13,7 @@ from typing import Any
 
 from nki.frameworks.torch import differentiable
 from nkilib.autograd.experts import blockwise_mm_fwd_mxfp8, mlp_forward_mxfp8_nki, moe_cte
+from nkilib.autograd.first_result import with_gradients
 from nkilib.autograd.ring import ring_attention_spmd_fwd
 from nkilib.core.attention.attention_bwd import attention_bwd
 from nkilib.core.attention.attention_cte import attention_cte as forward_attention
@@ -188,20 +189,6 @@ def _deformable_backward(dy: Any, value: Any, shapes: Any, starts: Any, *rest: A
     return ms_deformable_attention_bwd(dy, value, shapes, starts, *rest, **named)
 
 
-def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    scale: float = 1.0,
-    causal_mask: bool = True,
-    sink: Any = None,
-    sliding_window: int | None = None,
-) -> tuple:
-    """The result of attention_cte, -max and 1 / sum."""
-    options = {"sink": sink, "sliding_window": sliding_window, "cache_softmax": True}
-    return forward_attention(q, k, v, scale, causal_mask, **options)
-
-
 def _attention_backward(
     dy: Any,
     _max: Any,
@@ -236,9 +223,7 @@ def _attention_backward(
     return (dq, dk, dv) if sink is None else (dq, dk, dv, found[3][0])
 
 
-_differentiable_attention = differentiable(_attention, _attention_backward, outputs=True)
-
-
+@with_gradients(_attention_backward)
 def attention_cte(
     q: Any,
     k: Any,
@@ -249,7 +234,8 @@ def attention_cte(
     sliding_window: int | None = None,
 ) -> Any:
     """attention_cte of q (bs, S, d), k (bs_kv, d, S) and v (bs_kv, S, d), S a multiple of 128."""
-    return _differentiable_attention(q, k, v, scale, causal_mask, sink, sliding_window)[0]
+    options = {"sink": sink, "sliding_window": sliding_window, "cache_softmax": True}
+    return forward_attention(q, k, v, scale, causal_mask, **options)
 
 
 def flash_attention_2(q: Any, k: Any, v: Any, scale: float) -> Any:

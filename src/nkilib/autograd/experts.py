@@ -9,6 +9,7 @@ from typing import Any
 
 import nki.language as nl
 from nki.frameworks.torch import differentiable
+from nkilib.autograd.first_result import with_gradients
 from nkilib.core.moe.moe_cte.moe_cte import MoECTEImplementation, MoECTESpec, ShardOnIConfig
 from nkilib.core.moe.moe_cte.moe_cte import moe_cte as forward_experts
 from nkilib.core.moe.moe_cte.moe_cte_utils import SkipMode
@@ -24,51 +25,6 @@ from nkilib.experimental.moe_mxfp8.bwd import blockwise_mm_bwd_mxfp8
 from nkilib.experimental.moe_mxfp8.fwd import blockwise_mm_fwd_mxfp8 as forward_experts_mxfp8
 
 SAVING = MoECTESpec(MoECTEImplementation.shard_on_i, shard_on_I=ShardOnIConfig(checkpoint_activation=True))
-LIMITS = (
-    "up_clamp_upper_limit",
-    "up_clamp_lower_limit",
-    "gate_clamp_upper_limit",
-    "gate_clamp_lower_limit",
-)
-
-
-# ---- moe_cte -------------------------------------------------------------------------------------
-
-
-def _experts(
-    hidden_states: Any,
-    expert_affinities_masked: Any,
-    gate_up_proj_weight: Any,
-    down_proj_weight: Any,
-    token_position_to_id: Any,
-    block_to_expert: Any,
-    block_size: int,
-    gate_and_up_proj_bias: Any = None,
-    down_proj_bias: Any = None,
-    activation_function: ActFnType = ActFnType.SiLU,
-    skip_dma: SkipMode | None = None,
-    compute_dtype: DTypeLike = nl.bfloat16,
-    limits: tuple = (None,) * 4,
-    skip_gate_proj: bool = False,
-) -> Any:
-    """The result of moe_cte, and what it saves: gate and up, and the result of each block."""
-    return forward_experts(
-        hidden_states,
-        expert_affinities_masked,
-        gate_up_proj_weight,
-        down_proj_weight,
-        token_position_to_id,
-        block_to_expert,
-        block_size,
-        SAVING,
-        gate_and_up_proj_bias=gate_and_up_proj_bias,
-        down_proj_bias=down_proj_bias,
-        activation_function=activation_function,
-        skip_dma=skip_dma,
-        compute_dtype=compute_dtype,
-        skip_gate_proj=skip_gate_proj,
-        **dict(zip(LIMITS, limits, strict=True)),
-    )
 
 
 def _experts_backward(
@@ -87,12 +43,16 @@ def _experts_backward(
     activation: ActFnType,
     skip_dma: SkipMode | None,
     compute_dtype: DTypeLike,
-    limits: tuple,
+    gate_upper: float | None,
+    gate_lower: float | None,
+    up_upper: float | None,
+    up_lower: float | None,
     skip_gate: bool,
     _y: Any,
     saved: Any,
     results: Any,
 ) -> tuple:
+    limits = (up_upper, up_lower, gate_upper, gate_lower)
     found: Any = blockwise_mm_bwd(
         hidden,
         affinities,
@@ -115,9 +75,7 @@ def _experts_backward(
     return *found[:4], None, None, *biases
 
 
-_differentiable_experts = differentiable(_experts, _experts_backward, outputs=True)
-
-
+@with_gradients(_experts_backward)
 def moe_cte(
     hidden_states: Any,
     expert_affinities_masked: Any,
@@ -138,7 +96,7 @@ def moe_cte(
     skip_gate_proj: bool = False,
 ) -> Any:
     """moe_cte without quantization, whose affinities weigh the results (POST_SCALE)."""
-    return _differentiable_experts(
+    return forward_experts(
         hidden_states,
         expert_affinities_masked,
         gate_up_proj_weight,
@@ -146,42 +104,21 @@ def moe_cte(
         token_position_to_id,
         block_to_expert,
         block_size,
-        gate_and_up_proj_bias,
-        down_proj_bias,
-        activation_function,
-        skip_dma,
-        compute_dtype,
-        (up_clamp_upper_limit, up_clamp_lower_limit, gate_clamp_upper_limit, gate_clamp_lower_limit),
-        skip_gate_proj,
-    )[0]
+        SAVING,
+        gate_and_up_proj_bias=gate_and_up_proj_bias,
+        down_proj_bias=down_proj_bias,
+        activation_function=activation_function,
+        skip_dma=skip_dma,
+        compute_dtype=compute_dtype,
+        gate_clamp_upper_limit=gate_clamp_upper_limit,
+        gate_clamp_lower_limit=gate_clamp_lower_limit,
+        up_clamp_upper_limit=up_clamp_upper_limit,
+        up_clamp_lower_limit=up_clamp_lower_limit,
+        skip_gate_proj=skip_gate_proj,
+    )
 
 
 # ---- MXFP8 ---------------------------------------------------------------------------------------
-
-
-def _experts_mxfp8(
-    hidden_states: Any,
-    expert_affinities_masked: Any,
-    gate_up_proj_weight: Any,
-    down_proj_weight: Any,
-    token_position_to_id: Any,
-    block_to_expert: Any,
-    block_size: int,
-    fp8_x4_dtype: DTypeLike = nl.float8_e4m3fn_x4,
-    clamp_limits: ClampLimits | None = None,
-) -> Any:
-    """The result of blockwise_mm_fwd_mxfp8, gate and up, and the middle."""
-    return forward_experts_mxfp8(
-        hidden_states,
-        expert_affinities_masked,
-        gate_up_proj_weight,
-        down_proj_weight,
-        token_position_to_id,
-        block_to_expert,
-        block_size,
-        fp8_x4_dtype=fp8_x4_dtype,
-        clamp_limits=clamp_limits,
-    )
 
 
 def _experts_mxfp8_backward(
@@ -217,9 +154,7 @@ def _experts_mxfp8_backward(
     return found[0], found[1], found[2].permute(0, 2, 3, 1), found[3].transpose(1, 2), None, None
 
 
-_differentiable_experts_mxfp8 = differentiable(_experts_mxfp8, _experts_mxfp8_backward, outputs=True)
-
-
+@with_gradients(_experts_mxfp8_backward)
 def blockwise_mm_fwd_mxfp8(
     hidden_states: Any,
     expert_affinities_masked: Any,
@@ -232,17 +167,9 @@ def blockwise_mm_fwd_mxfp8(
     clamp_limits: ClampLimits | None = None,
 ) -> Any:
     """blockwise_mm_fwd_mxfp8 of 16-bit weights, its result alone."""
-    return _differentiable_experts_mxfp8(
-        hidden_states,
-        expert_affinities_masked,
-        gate_up_proj_weight,
-        down_proj_weight,
-        token_position_to_id,
-        block_to_expert,
-        block_size,
-        fp8_x4_dtype,
-        clamp_limits,
-    )[0]
+    tensors = (hidden_states, expert_affinities_masked, gate_up_proj_weight, down_proj_weight)
+    routing = (token_position_to_id, block_to_expert, block_size)
+    return forward_experts_mxfp8(*tensors, *routing, fp8_x4_dtype=fp8_x4_dtype, clamp_limits=clamp_limits)
 
 
 def _mlp_mxfp8(

@@ -4,39 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nki.frameworks.torch import differentiable
+from nkilib.autograd.first_result import with_gradients
 from nkilib.experimental.attention.ring_attention_bwd import ring_attention_spmd_bwd
 from nkilib.experimental.attention.ring_attention_fwd import ring_attention_spmd_fwd as forward_ring
-
-
-def _ring(
-    q: Any,
-    k: Any,
-    v: Any,
-    replica_groups: Any = None,
-    num_workers: int = 1,
-    softmax_scale: float | None = None,
-    use_causal_mask: bool = False,
-    striped_input: bool = False,
-    bound_min: Any = None,
-    bound_max: Any = None,
-) -> Any:
-    """The result and the logarithm of the sums of softmax."""
-    return forward_ring(
-        q,
-        k,
-        v,
-        replica_groups,
-        num_workers,
-        softmax_scale,
-        use_causal_mask,
-        striped_input,
-        training=True,
-        tp_q=True,
-        tp_k=True,
-        bound_min=bound_min,
-        bound_max=bound_max,
-    )
 
 
 def _ring_backward(
@@ -74,9 +44,7 @@ def _ring_backward(
     return *gradients, *(None for bound in (bound_min, bound_max) if bound is not None)
 
 
-_differentiable_ring = differentiable(_ring, _ring_backward, outputs=True)
-
-
+@with_gradients(_ring_backward)
 def ring_attention_spmd_fwd(
     q: Any,
     k: Any,
@@ -90,5 +58,6 @@ def ring_attention_spmd_fwd(
     bound_max: Any = None,
 ) -> Any:
     """ring_attention_spmd_fwd of q, k and v [b, h, S, d]; with a causal mask the scale is 1."""
-    given = (replica_groups, num_workers, softmax_scale, use_causal_mask, striped_input, bound_min, bound_max)
-    return _differentiable_ring(q, k, v, *given)[0]
+    options = (replica_groups, num_workers, softmax_scale, use_causal_mask, striped_input)
+    bounds = {"bound_min": bound_min, "bound_max": bound_max}
+    return forward_ring(q, k, v, *options, training=True, tp_q=True, tp_k=True, **bounds)
