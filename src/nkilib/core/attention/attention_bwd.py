@@ -30,6 +30,7 @@ from nkilib.core.utils.tiles import like, new_column
 from nkilib.core.utils.types import Tensor
 
 ROOM = 160 * 1024  # bytes in each partition for keys, values and their gradients
+QUERIES = 512  # that are loaded at a time
 
 
 @nki.jit
@@ -98,8 +99,8 @@ def attention_bwd(
         keys = KeyHead(options, k_ref[b, h], v_ref[b, h])
         for own in range(h * shared, (h + 1) * shared):
             head = QueryHead(call, q_ref[b, own], o_ref[b, own], dy_ref[b, own], lse_ref[b, own])
-            for row in TiledRange(q_ref.shape[3], PMAX):
-                head.add_row(keys, row, dq[b, own])
+            for group in TiledRange(q_ref.shape[3], QUERIES):
+                head.add_group(keys, group, dq[b, own])
             if sinks_ref is not None and dsinks is not None:
                 head.store_sinks(sinks_ref[b, own : own + 1], dsinks[b, own : own + 1])
         for i in range(len(keys.k)):
@@ -134,6 +135,13 @@ def load_pieces(head: Tensor, start: int, end: int, dtype: Any) -> list:
     for i in range(div_ceil(head.shape[0], PMAX)):
         pieces.append(load(head[channels(head.shape[0], i), start:end], dtype))
     return pieces
+
+
+def own_tokens(pieces: list, own: slice) -> list:
+    found = []
+    for piece in pieces:
+        found.append(piece[:, own])
+    return found
 
 
 class Call(nl.NKIObject):
@@ -222,20 +230,38 @@ class QueryHead(nl.NKIObject):
         self.neg_lse = load(lse, nl.float32)
         nisa.tensor_scalar(self.neg_lse, self.neg_lse, nl.multiply, -1.0)
         self.delta = like(self.neg_lse)
+        self.sums: list = []  # of a row
         self.ones = new_column(PMAX)
         nisa.memset(self.ones, 1.0)
 
-    def add_row(self, keys: KeyHead, row: TiledRangeIterator, dq: Tensor) -> None:
-        """Add the part of 128 queries to the gradients of keys and values; store dq."""
+    def add_group(self, keys: KeyHead, group: TiledRangeIterator, dq: Tensor) -> None:
+        """Add the part of some queries to the gradients of keys and values; store dq."""
+        first, dtype = group.start_offset, self.call.options.dtype
+        q = load_pieces(self.q, first, group.end_offset, dtype)
+        dy = load_pieces(self.dy, first, group.end_offset, dtype)
+        o = load_pieces(self.o, first, group.end_offset, self.o.dtype)
+        found = []
+        for piece in q:
+            found.append(like(piece, dq.dtype))
+        for row in TiledRange(group, PMAX):
+            own = slice(row.start_offset - first, row.end_offset - first)
+            tile = TiledRangeIterator(row.size, row.start_offset // PMAX, row.start_offset, row.end_offset)
+            self.add_row(keys, tile, own_tokens(q, own), own_tokens(dy, own), own_tokens(o, own))
+            for i in range(len(q)):
+                nisa.activation(found[i][:, own], nl.copy, self.sums[i], scale=self.call.options.scale)
+        for i in range(len(q)):
+            nisa.dma_copy(dq[channels(dq.shape[0], i), first : group.end_offset], found[i])
+
+    def add_row(self, keys: KeyHead, row: TiledRangeIterator, q: list, dy: list, o: list) -> None:
+        """Add the part of 128 queries, in pieces; `sums` has that of dq, without its scale."""
         call, options = self.call, self.call.options
-        q = load_pieces(self.q, row.start_offset, row.end_offset, options.dtype)
-        dy = load_pieces(self.dy, row.start_offset, row.end_offset, options.dtype)
         q_rows, dy_rows, sums = [], [], []
         for i in range(len(q)):
             q_rows.append(transposed_tokens(q[i]))
             dy_rows.append(transposed_tokens(dy[i]))
             sums.append(nl.ndarray((q[i].shape[0], PMAX), nl.float32, buffer=nl.psum))
-        delta = self.add_delta(row, dy)
+        self.sums = sums
+        delta = self.add_delta(row, dy, o)
         neg_lse, seen = self.neg_lse[:, row.index : row.index + 1], call.seen(row)
         start, end = call.first_key(row), call.end_key(row, keys.k[0].shape[1])
         visible = TiledRangeIterator(end - start, 0, start, end)
@@ -248,17 +274,12 @@ class QueryHead(nl.NKIObject):
                 add_product(keys.dv[i][:, columns], dy_rows[i][:, 0, :], p, 1.0)
                 add_product(keys.dk[i][:, columns], q_rows[i][:, 0, :], ds, options.scale)
             add_queries(sums, keys.rows, ds, block)
-        for i in range(len(q)):
-            ready = like(sums[i], dq.dtype)
-            nisa.activation(ready, nl.copy, sums[i], scale=options.scale)
-            nisa.dma_copy(dq[channels(dq.shape[0], i), row.start_offset : row.end_offset], ready)
 
-    def add_delta(self, row: TiledRangeIterator, dy: list) -> Any:
+    def add_delta(self, row: TiledRangeIterator, dy: list, o: list) -> Any:
         """delta of 128 queries, [128, 1]."""
-        o = load_pieces(self.o, row.start_offset, row.end_offset, nl.float32)
         bank = nl.ndarray((PMAX, 1), nl.float32, buffer=nl.psum)
         for i in range(len(o)):
-            product = like(o[i])
+            product = like(o[i], nl.float32)
             nisa.tensor_tensor(product, o[i], dy[i], nl.multiply)
             nisa.nc_matmul(bank, product, self.ones[0 : product.shape[0]])
         place = self.delta[:, row.index : row.index + 1]

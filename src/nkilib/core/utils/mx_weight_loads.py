@@ -141,7 +141,10 @@ def load_compact_scales(source: Tensor, column: int, columns: int, tiles: Tiles 
     plain = source if source.dtype == nl.uint8 else source.view(nl.uint8)
     for quadrant in range(quadrants):
         part = plain[:, quadrant, first:last].expand_dim(0).broadcast(0, SCALE_ROWS)
-        nisa.dma_copy(few[QUADRANT * quadrant : QUADRANT * quadrant + SCALE_ROWS], part)
+        place = few[QUADRANT * quadrant : QUADRANT * quadrant + SCALE_ROWS]
+        # two queues start them: each takes longer to start than to move
+        mode = nisa.dge_mode.hwdge if quadrant % 2 == 1 else nisa.dge_mode.unknown
+        nisa.dma_copy(place, part, dge_mode=mode)
     wide = new_tile(tiles, (PMAX, count, (last - first) * BLOCK), nl.uint8)
     spread = few.expand_dim(3).broadcast(3, BLOCK)
     by_block = wide.reshape((PMAX, count, last - first, BLOCK))
