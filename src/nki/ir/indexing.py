@@ -90,15 +90,18 @@ class Indexed(Layout):
         The start of a slice in HBM changes the offset alone, so all slices of equal sizes share their layout.
         """
         parts = key if key.__class__ is tuple else (key,)
-        shape = self.shape
-        if self.indirection is not None or len(parts) > len(shape):
+        view = self.plain  # its attributes are read faster than a tensor's
+        if view is None or len(parts) > len(view.shape):
             return self._index(key)
-        offset = self.offset
-        wanted = [self._sig or self.sig]
-        for index, size, stride in zip(parts, shape, self.strides):  # noqa: B905
+        offset = view.offset
+        wanted = [view._sig or view.sig]
+        for index, size, stride in zip(parts, view.shape, view.strides):  # noqa: B905
             if index.__class__ is slice:
                 start, stop, step = index.start, index.stop, index.step
                 if start is None:
+                    if stop is None and step is None:
+                        wanted.append(size)
+                        continue
                     start = 0
                 if stop is None:
                     stop = size
@@ -122,7 +125,7 @@ class Indexed(Layout):
                 wanted.append(0)
             else:
                 return self._index(key)
-        if self.storage.on_chip:  # there the signature holds the offset
+        if view.storage.on_chip:  # there the signature holds the offset
             wanted.append(offset)
         known = tuple(wanted)
         layout = _SLICES.get(known)
@@ -130,7 +133,7 @@ class Indexed(Layout):
             made = self._index(key)
             _SLICES.put(known, (made.shape, made.strides, made.sig))
             return made
-        return self._sliced(offset, layout)
+        return self._sliced(view, offset, layout)
 
     def _index(self: V, where: Key) -> V:
         key: Any = where

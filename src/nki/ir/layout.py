@@ -310,10 +310,15 @@ class Layout:
     ) -> Self:
         return self.__class__(self.storage, offset, Shape(shape), tuple(strides), dtype, indirection)
 
-    def _sliced(self, offset: int, layout: KnownLayout) -> Self:
-        """Return a view of a known layout, without an indirection."""
+    @property
+    def plain(self) -> Layout | None:
+        """The same view without a lease; None if a run-time index moves it."""
+        return self if self.indirection is None else None
+
+    def _sliced(self, view: Layout, offset: int, layout: KnownLayout) -> Self:
+        """Return a part of `view`, which is this one without a lease, with a known layout."""
         shape, strides, sig = layout
-        made = self.__class__(self.storage, offset, shape, strides, self.dtype)
+        made = self.__class__(view.storage, offset, shape, strides, view.dtype)
         made._sig = sig
         return made
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from .instruction import Instruction
 from .items import Item, Loop
 from .storage import Storage
-from .tensor import NkiTensor, set_recorded
 from .view import View
 
 
@@ -37,11 +36,9 @@ class Recorder:
         known = self.known
         for name in instruction.access.views:
             value = getattr(instruction, name)
-            bare = value.recorded if value.__class__ is NkiTensor else None
-            if bare is None:
-                bare = value.bare()
-                if value.__class__ is NkiTensor and bare.indirection is None:
-                    set_recorded(value, bare)
+            bare = value.plain or value.bare()
+            if bare._sig is None:
+                bare._sig = value._sig
             if bare.storage not in known or bare.indirection is not None:
                 self._use(bare)
             setattr(instruction, name, bare)

@@ -15,7 +15,7 @@ from . import foreign
 from .context import running
 from .hooks import hooks
 from .indexing import Key
-from .layout import Indirection, Int, KnownLayout, Shape, row_major
+from .layout import Indirection, Int, KnownLayout, Layout, Shape, row_major
 from .operator_names import ARITHMETIC, COMPARISONS, OF_NUMPY
 from .storage import Lease, Storage
 from .view import View
@@ -42,13 +42,10 @@ def summary(values: np.ndarray) -> str:
 class UnfinishedTensor(View):
     """A tensor whose slots are being set: it becomes an NkiTensor, which guards them, afterwards."""
 
-    __slots__ = ("lease", "is_comparison", "recorded")
+    __slots__ = ("lease", "is_comparison", "plain")
     lease: Lease | None
     is_comparison: bool
-    recorded: View | None  # what stands for this tensor in a recording
-
-
-set_recorded = vars(UnfinishedTensor)["recorded"].__set__
+    plain: View | None  # the same without a lease, for recordings; None if a run-time index moves it
 
 
 class NkiTensor(UnfinishedTensor):
@@ -146,10 +143,13 @@ class NkiTensor(UnfinishedTensor):
         made = _blank(UnfinishedTensor)
         return _fill(made, self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
 
-    def _sliced(self, offset: int, layout: KnownLayout) -> NkiTensor:
+    def _sliced(self, view: Layout, offset: int, layout: KnownLayout) -> NkiTensor:
         shape, strides, sig = layout
         made = _blank(UnfinishedTensor)
-        return _fill(made, self.storage, self.lease, offset, shape, strides, self.dtype, None, sig)
+        return _fill(made, view.storage, self.lease, offset, shape, strides, view.dtype, None, sig)
+
+    def bare(self) -> View:
+        return self.plain or super().bare()
 
     @property
     def base_tensor(self) -> NkiTensor:
@@ -318,7 +318,7 @@ def _fill(
     tensor.indirection = indirection
     tensor._sig = sig
     tensor.is_comparison = False
-    tensor.recorded = None
+    tensor.plain = View.of(storage, offset, shape, strides, dtype, sig) if indirection is None else None
     tensor.__class__ = NkiTensor
     return tensor  # type: ignore[return-value]
 

@@ -11,6 +11,7 @@ from ..machine.memories import SBUF
 from .indexing import check_index_tile, is_dynamic_index
 from .layout import Indirection, Int, Layout, Register, is_int, shown
 from .reshape import Reshaped
+from .storage import Storage
 
 V = TypeVar("V", bound="View")  # jedi knows it, but not typing.Self
 
@@ -27,14 +28,28 @@ class View(Reshaped):
         ind = self.indirection
         if ind is None and self.__class__ is View:
             return self
-        view = _blank(View)  # a trace makes one for every tile and slice: this is faster than View(...)
-        view.storage = self.storage
-        view.offset = self.offset
-        view.shape = self.shape
-        view.strides = self.strides
-        view.dtype = self.dtype
+        view = View.of(self.storage, self.offset, self.shape, self.strides, self.dtype, self._sig)
         view.indirection = None if ind is None else ind.bare()
-        view._sig = self._sig
+        return view
+
+    @staticmethod
+    def of(
+        storage: Storage,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: dtypes.DType,
+        sig: int | None,
+    ) -> View:
+        """Return a view whose signature may be known. A trace makes many: this is faster than `View(...)`."""
+        view = _blank(View)
+        view.storage = storage
+        view.offset = offset
+        view.shape = shape
+        view.strides = strides
+        view.dtype = dtype
+        view.indirection = None
+        view._sig = sig
         return view
 
     def ap(

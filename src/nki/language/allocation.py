@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from ..errors import error
 from ..ir.caches import LRUCache
-from ..ir.context import current, warn
+from ..ir.context import _local, current, warn
 from ..ir.layout import Int, is_int
 from ..ir.tensor import NkiTensor, Template, whole
 from ..machine import dtypes
@@ -29,7 +29,7 @@ def allocate(
     address: Sequence[Int] | None = None,
 ) -> NkiTensor:
     """Return a new tensor for the public function named. Its checks are cached: loops call it per tile."""
-    core = current()
+    core = _local.core or current()
     key: tuple | None
     try:
         key = (core.machine.name, tuple(shape), tuple(map(type, shape)), dtype, buffer)

@@ -12,6 +12,7 @@ from typing import Any
 from ...ir.instruction import Instruction
 from ...ir.program import Item, Loop
 from ...ir.semantics import Fill, MatrixProduct, Move, Sum
+from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.dtypes import float32
 from ..lowered import Lowered, Signature
@@ -76,6 +77,7 @@ class Tracker:
         self.lowered = lowered
         self.nodes: list[Node] = []
         self.tiles = CoreTiles()
+        self.sources: dict[tuple[Storage, int, int], Elements] = {}  # by storage, offset and signature
         self.fused: dict[str, int] = {"copies": 0, "matmuls": 0}
 
     def track(self, items: Sequence[Item]) -> None:
@@ -130,7 +132,12 @@ class Tracker:
             if elements.base.__class__ is SSAValue:
                 elements.base.readers.append(node)
             return elements
-        return storage_elements(view) if self.storages.is_constant(storage) else view
+        return self._source(view) if self.storages.is_constant(storage) else view
+
+    def _source(self, view: View) -> Elements:
+        """Return the elements of a view of HBM that is never written. Equal views share them."""
+        key = (view.storage, view.offset, view._sig or view.sig)
+        return self.sources.get(key) or self.sources.setdefault(key, storage_elements(view))
 
     def _write(self, node: Node, index: int, view: View, keeps_old: bool) -> None:
         storage = view.storage
@@ -163,7 +170,7 @@ class Tracker:
             elements = self._locate(src, position)
             wide = self._origin_of(src)
         elif source not in storages.written:
-            elements = storage_elements(src)
+            elements = self._source(src)
         else:
             return False
         same = dst.dtype is src.dtype
