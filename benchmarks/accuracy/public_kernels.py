@@ -1,14 +1,18 @@
 """Times that others published for their own kernels of the old API, beside modelled ones.
 
 python -m benchmarks.accuracy.public_kernels FOLDER [--only TEXT]    print the section of docs/accuracy.md
+python -m benchmarks.accuracy.public_kernels FOLDER --tuned    of 123 kernels that agents wrote
 
-FOLDER has clones: AccelOpt (zhang677), asst4-trainium2 (xaviergonzalez), asst4-trainium (robertpare17). Their
-code is not ours to copy, so `make accuracy` keeps the section that was printed last (SECTION).
+FOLDER has clones: AccelOpt (zhang677), asst4-trainium2 (xaviergonzalez), asst4-trainium (robertpare17),
+autocomp (ucb-bar), kda-for-trainium (Jerry2423). Their code is not ours to copy, so `make accuracy` keeps the
+section that was printed last (SECTION).
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import csv
 import importlib.util
 import sys
 import tempfile
@@ -31,7 +35,7 @@ Whole kernels of the old API as their authors published them, and the times that
 times its first kernel of each operator on trn1; no number was fitted to these times. The rows of CS149 are
 those of two students, one on trn2 (2025) and one on trn1 (2024): the fixed time of trn1 was chosen by sums
 of 200 columns and more, and two rules were found with the convolutions in view (`casts`, and what skips the
-middle end).
+middle end). Autocomp publishes the steps of its searches on trn1.
 
 | kernel | published | ours | ratio | platform | source |
 |---|---|---|---|---|---|
@@ -50,6 +54,7 @@ class PublicKernel:
     target: str
     source: str
     settings: Sequence[tuple[str, str]] = ()  # constants that the author changed for this time
+    step: int = -1  # of a search, whose file has the kernels of all steps
 
 
 def vectors(count: int) -> list[nki.TensorSpec]:
@@ -95,13 +100,81 @@ def nkibench() -> Iterator[PublicKernel]:
             continue
         operator = name.removeprefix("nkibench-")
         file = f"AccelOpt/NKIBench/kernels/{operator.replace('-', '_')}_[A-Z]*_0.py"
-        values = [value.spec if isinstance(value, Samples) else value for value in case.arguments.values()]
         yield PublicKernel(
-            f"NKIBench {operator}, {case.name}", file, "kernel", values, case.baseline_us, "trn1", "AccelOpt"
+            f"NKIBench {operator}, {case.name}",
+            file,
+            "kernel",
+            nkibench_arguments(operator),
+            case.baseline_us,
+            "trn1",
+            "AccelOpt",
         )
 
 
-def kernels() -> list[PublicKernel]:
+def nkibench_arguments(operator: str) -> list[Any]:
+    values = ready()[f"nkibench-{operator}"].cases[0].arguments.values()
+    return [value.spec if isinstance(value, Samples) else value for value in values]
+
+
+def tuned(folder: Path) -> Iterator[PublicKernel]:
+    """Yield the kernels that agents wrote for NKIBench's operators on trn2 (kda-for-trainium).
+
+    Its times are half of the device's: at them, a core would do 118 TFLOP/s in bf16, of 79 that it has.
+    """
+    for table in sorted((folder / "kda-for-trainium").glob("workspaces/*/benchmark.csv")):
+        seen: set[str] = set()
+        for row in csv.DictReader(table.open(encoding="utf-8")):
+            file = table.parent / row["candidate"]
+            timed = row["latency_ms"][:1].isdigit() and file.suffix == ".py" and file.is_file()
+            if timed and file.stem not in seen:
+                seen.add(file.stem)
+                arguments = nkibench_arguments(row["op"].replace("_", "-"))
+                us, path = 2e3 * float(row["latency_ms"]), str(file.relative_to(folder))
+                yield PublicKernel(f"tuned {file.stem}", path, "kernel", arguments, us, "trn2", "Jerry2423")
+
+
+SEARCHES: dict[str, list[Any]] = {
+    "tutorial/2_gemm": [nki.TensorSpec((8192, columns), "bfloat16") for columns in (4096, 8192)],
+    "tutorial/3_mamba": [
+        nki.TensorSpec(shape, "float32") for shape in (*[(1, 256, 2048)] * 2, (256, 16), *[(1, 16, 2048)] * 2)
+    ],
+    "tutorial/4_attention": [nki.TensorSpec((128, 4096), "bfloat16")] * 3,
+    "tutorial/5_sd_attention": [nki.TensorSpec((4096, 64), "float32")] * 3,
+}
+
+
+def searches(folder: Path) -> Iterator[PublicKernel]:
+    """Yield the steps of Autocomp's searches; a step that does not run by itself is left out."""
+    for name, arguments in SEARCHES.items():
+        file = f"autocomp/examples/trn-{name}_trace.py"
+        for step, (text, ms) in enumerate(steps(folder / file)) if (folder / file).is_file() else ():
+            if "def test" in text and (name, step) not in BROKEN:
+                title = f"Autocomp {name.partition('_')[2]}, step {step}"
+                yield PublicKernel(title, file, "test", arguments, 1e3 * ms, "trn1", "ucb-bar", step=step)
+
+
+BROKEN = {("tutorial/3_mamba", step) for step in (1, 4, 5, 7)}  # parts of a kernel, or for another shape
+IMPORTS = """\
+import math
+import numpy as np
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+from neuronxcc.nki.language import par_dim
+"""
+
+
+def steps(file: Path) -> list[tuple[str, float]]:
+    """Return the kernels of a search and their milliseconds, the first one first."""
+    node, found = ast.parse(file.read_text(encoding="utf-8"), mode="eval").body, []
+    while isinstance(node, ast.Call):
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        found.append((ast.literal_eval(given["code"]), ast.literal_eval(given["score"])))
+        node = given["parent"]
+    return found[::-1]
+
+
+def kernels(folder: Path) -> list[PublicKernel]:
     new, old = ("asst4-trainium2", "trn2", "xaviergonzalez"), ("asst4-trainium", "trn1", "robertpare17")
     matrix = [nki.TensorSpec((1024, 1024), "float32")]
     return [
@@ -129,13 +202,14 @@ def kernels() -> list[PublicKernel]:
             },
         ),
         *convolutions(*old, (3681, 1060, 3741, 1275)),
+        *searches(folder),
     ]
 
 
-def loaded(path: Path, settings: Sequence[tuple[str, str]]) -> ModuleType:
-    """Import a file with other settings."""
-    text = path.read_text(encoding="utf-8")
-    for old, new in settings:
+def loaded(path: Path, kernel: PublicKernel) -> ModuleType:
+    """Import a file with other settings, or the kernel of a step of a search."""
+    text = path.read_text(encoding="utf-8") if kernel.step < 0 else IMPORTS + steps(path)[kernel.step][0]
+    for old, new in kernel.settings:
         assert old in text, f"{path} has no {old}"
         text = text.replace(old, new)
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +227,7 @@ def modelled(kernel: PublicKernel, folder: Path) -> float:
     from nki_legacy.old_api.kernel import jit
 
     (path,) = folder.glob(kernel.file)
-    function = getattr(loaded(path, kernel.settings), kernel.entry)
+    function = getattr(loaded(path, kernel), kernel.entry)
     return jit(function.user, platform_target=kernel.target).trace(*kernel.arguments).profile().total_us
 
 
@@ -162,12 +236,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--tuned", action="store_true", help="only those that agents wrote for NKIBench")
     parser.add_argument("--only", default="", help="kernels whose names have this text")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     stubs.install()
     print(HEAD, end="")
-    for kernel in kernels():
+    for kernel in (tuned if options.tuned else kernels)(options.folder):
         if options.only in f"{kernel.name} {kernel.source}":
             us = modelled(kernel, options.folder)
             times = f"{kernel.us:,.0f} us | {us:,.0f} us | {us / kernel.us:.2f}"
