@@ -17,6 +17,7 @@ from nkilib.core.router_topk.router_topk import (
 from nkilib.core.utils.common_types import RouterActFnType
 from nkilib.core.utils.kernel_assert import assert_shape, assert_tensors, kernel_assert
 from nkilib.core.utils.kernel_helpers import program_share
+from nkilib.core.utils.mx_rows import new_operand, pack_rows, quantize_into, rows_to_columns, scale_columns
 from nkilib.core.utils.projection_results import broadcast_row
 from nkilib.core.utils.tile_io import load
 from nkilib.core.utils.tile_sizes import PMAX
@@ -65,11 +66,15 @@ def normalize_and_route(
     actual: int | None,
     act_fn: RouterActFnType,
     dtype: DTypeLike,
+    packs: bool = False,
 ) -> tuple:
-    """(normalised rows [T, H], top-k experts int32 [T, K], affinities bfloat16 [T, E])."""
+    """(normalised rows [T, H], or MX if packs, experts int32 [T, K], affinities bfloat16 [T, E])."""
     tokens, size = hidden.shape[0] * hidden.shape[1], hidden.shape[2]
     rows = hidden.reshape((tokens, size))
     normal = nl.ndarray((tokens, size), hidden.dtype, buffer=nl.shared_hbm)
+    if packs:
+        width = size + scale_columns(size, shared=False)
+        normal = nl.ndarray((tokens, width), nl.float8_e4m3fn, buffer=nl.shared_hbm)
     router = Router(rows, weights, act_fn, k, XHBMLayout_T_H__1, XSBLayout__128_Hdiv128_T__3)
     router.set_rule(False, False)
     router.index = nl.ndarray((tokens, k), nl.int32, buffer=nl.shared_hbm)
@@ -83,11 +88,22 @@ def normalize_and_route(
         loaded = load(rows[start : start + tile.size])
         out = like(loaded)
         rms_norm(out, loaded, factors, eps, actual)
-        nisa.dma_copy(normal[start : start + tile.size], out)
+        nisa.dma_copy(normal[start : start + tile.size], packed_rows(out) if packs else out)
         columns = nl.ndarray((PMAX, size // PMAX, tile.size), dtype, buffer=nl.sbuf)
         transpose_rows(columns, 0, 0, out)
         route(router, columns, operand, terms, start)
     return normal, router.index, router.affinities
+
+
+def packed_rows(rows: Tensor) -> Tensor:
+    """Rows [n, H] as MXFP8: elements, then 128 columns of scales for each 512 of them."""
+    count, size = rows.shape
+    narrow = rows if rows.dtype != nl.float32 else in_dtype(rows, nl.bfloat16)
+    quantized = new_operand(size, count, shared=False)
+    quantize_into(quantized, 0, 0, rows_to_columns(narrow))
+    packed = nl.ndarray((count, size + scale_columns(size, False)), nl.float8_e4m3fn, buffer=nl.sbuf)
+    pack_rows(packed, quantized)
+    return packed
 
 
 def in_dtype(tile: Tensor, dtype: DTypeLike) -> Any:

@@ -8,12 +8,12 @@ import nki
 import nki.language as nl
 from nkilib.core.router_topk.router_topk import router_topk_ref
 from nkilib.core.utils.common_types import QuantizationType, RouterActFnType
-from nkilib.core.utils.kernel_assert import kernel_assert, not_built
+from nkilib.core.utils.kernel_assert import kernel_assert
 from nkilib.core.utils.kernel_helpers import get_verified_program_sharding_info
+from nkilib.core.utils.mx_layout import TILE
+from nkilib.core.utils.mx_rows import check_mx
 from nkilib.core.utils.types import DTypeLike, Tensor
 from nkilib.experimental.moe_block.rmsnorm_router import check_block, normalize_and_route
-
-PACKING = "the page does not say where scales lie in the H / 4 columns behind the values"
 
 
 @nki.jit
@@ -34,8 +34,10 @@ def rmsnorm_router_topk_tkg(
     hidden_states is [B, S, H], T = B S, H a multiple of 128; gamma [1, H], router_weights [H, E] with E up to
     512, router_bias [1, E]; top_k is 1 to 8. hidden_actual counts the columns that are not padding.
     Logits are n w + bias, of n and w in router_mm_dtype; the affinities are act of the top-k logits alone:
-    softmax is over the chosen. quantization_type NONE is built; MX is refused, as its packing is not
-    described. The page asks for two cores and T in multiples of 256; one core and any T work too.
+    softmax is over the chosen. With quantization_type MX (trn3), H a multiple of 512, rows are float8_e4m3fn
+    [T, H + H / 4] as those of rmsnorm_mx_prefill without pack_scales, whose columns the page of this kernel
+    does not describe; the router sees n before. Two cores and T in multiples of 256, which the page asks for,
+    are not needed.
 
     >>> x, gamma, w = (np.ones(shape, np.float32) for shape in ((1, 2, 128), (1, 128), (128, 4)))
     >>> bias = np.array([[0, 3, 1, 2]], np.float32)
@@ -50,12 +52,16 @@ def rmsnorm_router_topk_tkg(
         hidden_actual is None or 1 <= hidden_actual <= size,
         f"hidden_actual: got {hidden_actual}, allowed are 1 to H = {size}",
     )
-    if quantization_type == QuantizationType.MX:
-        not_built("quantization_type=MX", PACKING)
+    packs = quantization_type == QuantizationType.MX
     kernel_assert(
-        quantization_type == QuantizationType.NONE,
+        packs or quantization_type == QuantizationType.NONE,
         f"quantization_type: got {quantization_type}, allowed are NONE and MX",
     )
+    if packs:
+        check_mx("rmsnorm_router_topk_tkg")
+        kernel_assert(
+            size % TILE == 0, f"hidden_states: got H = {size} with MX, allowed are multiples of {TILE}"
+        )
     kernel_assert(
         router_mm_dtype in (nl.bfloat16, nl.float16, nl.float32),
         f"router_mm_dtype: got {router_mm_dtype}, allowed are bfloat16, float16 and float32",
@@ -70,6 +76,7 @@ def rmsnorm_router_topk_tkg(
         hidden_actual,
         router_act_fn,
         router_mm_dtype,
+        packs,
     )
 
 

@@ -1,5 +1,7 @@
 """rmsnorm_router_topk_tkg and _a2av against a token-by-token reference in float64."""
 
+import ml_dtypes
+import mx_emulation
 import numpy as np
 import pytest
 from kernel_support import compiles_and_example_runs, random, run
@@ -115,11 +117,47 @@ WRONG += refusals(
     on_both(TKG)
     + [Option("trn3", on="trn3")]
     + WRONG
-    + refusals(quantization_type=QuantizationType.MX, quantization_type__row=QuantizationType.ROW)
+    + refusals(quantization_type__row=QuantizationType.ROW)
+    + [Option("refuses-mx-columns", {"quantization_type": QuantizationType.MX}, "hidden_states", on="trn3")]
+    + [
+        Option(
+            "refuses-mx-trn2",
+            block(h=512) | {"quantization_type": QuantizationType.MX},
+            "rmsnorm_router_topk_tkg",
+        )
+    ]
     + refusals(hidden_actual=300, router_mm_dtype=nl.int32)
 )
 def test_tkg(option):
     compare(option, rmsnorm_router_topk_tkg, block(), option.tolerance or 1e-5)
+
+
+MX = [
+    Option("basic", block(h=512)),
+    Option("tiles", block(h=1536, e=40)),
+    Option("bfloat16", block(h=1024, s=130, dtype="bfloat16")),
+    Option("padded", block(h=1024) | {"hidden_actual": 1000}),
+    Option("softmax-bias", block(h=512, s=1) | {"router_act_fn": SOFTMAX, **BIAS}),
+    Option("float16", block(h=512, dtype="float16")),
+]
+
+
+@each(on_both(MX))
+def test_rows_of_mx_have_elements_then_scales(option):
+    """The bits are those of the OCP specification of the rows that the kernel returns without MX."""
+    plain = run(rmsnorm_router_topk_tkg, **option.changes, lnc=option.lnc, on="trn3")
+    quantized = {"quantization_type": QuantizationType.MX}
+    packed, *routes = run(rmsnorm_router_topk_tkg, **option.changes, **quantized, lnc=option.lnc, on="trn3")
+    rows = plain[0] if plain[0].dtype != np.float32 else plain[0].astype(ml_dtypes.bfloat16)
+    count, size = rows.shape
+    wanted = mx_emulation.quantized(rows, "float8_e4m3fn", "1x32")
+    bits = np.asarray(packed).view(np.uint8)
+    assert packed.dtype == np.dtype(ml_dtypes.float8_e4m3fn) and bits.shape == (count, size + size // 4)
+    assert np.array_equal(bits[:, :size], wanted.codes)
+    scales = bits[:, size:].reshape(count, size // 512, 4, 32)[..., :4].reshape(count, size // 32)
+    assert np.array_equal(scales, np.asarray(wanted.scales).T)
+    for got, same in zip(routes, plain[1:], strict=True):
+        assert np.array_equal(got, same)
 
 
 A2AV = EVERY + [
