@@ -868,7 +868,7 @@ def cost_of(platform, stationary, moving, shape, dst=F32, **options):
 
 
 def test_cost_follows_the_manual():
-    gap = find("trn2").matmul_gap_cycles
+    gap, old = (find(platform).matmul_gap_cycles for platform in ("trn2", "trn1"))
     a, b = ones(128, 128, 512)
     assert cost_of("trn2", a.astype(BF16), b.astype(BF16), (128, 512)).cycles == 512 + gap
     assert cost_of("trn2", a.astype(BF16), b[:, :8].astype(BF16), (128, 8)).cycles == 64 + gap
@@ -876,7 +876,8 @@ def test_cost_follows_the_manual():
     assert cost_of("trn2", a, b, (128, 512), is_moving_onezero=True).cycles == 2 * 512 + 2 * gap
     eye = np.eye(128, dtype=np.float32)
     assert cost_of("trn2", a, eye, (128, 128), is_transpose=True).cycles == 2 * 128 + 2 * gap
-    assert cost_of("trn1", a, eye, (128, 128), is_transpose=True, is_moving_onezero=True).cycles == 2 * 128
+    hinted = cost_of("trn1", a, eye, (128, 128), is_transpose=True, is_moving_onezero=True)
+    assert hinted.cycles == 2 * 128 + 2 * old
     fp8 = np.ones((128, 2, 128), np.float32).astype(E4M3)
     assert cost_of("trn2", fp8, fp8, (128, 128), perf_mode=DOUBLE).cycles == 128 + gap
 

@@ -222,20 +222,12 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         return self.runs_on.name if self.runs_on is not None else "sync"
 
     def other_engine(self) -> engine | None:
-        """Return the engine that the compiler may choose instead, where the kernel names none."""
+        """Return the engine that may do a copy instead, where the kernel names none."""
         return None
 
-    def is_affine(self) -> bool:
-        """Return True if it only scales and shifts floats, and the kernel names no engine."""
-        return False
-
-    def divided(self, machine: Machine) -> Instruction | None:
-        """Return the division by which the compiler replaces it; None if it does not."""
+    def alternative(self, machine: Machine) -> Instruction | None:
+        """Return what the compiler may issue in its place: the same on another engine, or another."""
         return None
-
-    def copies_bits(self) -> bool:
-        """Return True if it only copies a tile to another of its dtype, and the kernel names no engine."""
-        return False
 
     def grouped(self) -> Instruction | None:
         """Return it for operands with one more dimension after the partitions; None if that means another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF, MemoryRegion
@@ -100,11 +101,10 @@ class Statistics:
     def _add(self, instructions: Sequence[Instruction], core: int) -> None:
         """Add the recorded instructions of a core."""
         self.instructions += len(instructions)
-        kinds = Counter([i.__class__ for i in instructions])
-        for kind, count in kinds.items():
-            self.by_instruction[kind.public] += count
+        self.by_instruction.update(map(attrgetter("public"), instructions))
         tiles = self._cores[core] = TileLifetimes(self.machine)
         tiles.add(instructions)
+        kinds = {i.__class__ for i in instructions}
         moving = {kind for kind in kinds if issubclass(kind, TransferInstruction)}
         transfers = [i for i in instructions if i.__class__ in moving]
         self.dma_transfers += len(transfers)

@@ -62,9 +62,6 @@ class TensorCopy(Instruction):
         free = self.engine is UNKNOWN and self.runs_on is VECTOR
         return SCALAR if free and floats and plain and direct else None
 
-    def copies_bits(self) -> bool:
-        return self.engine is UNKNOWN and self.dst.dtype == self.src.dtype
-
     def compute(self, dst: np.ndarray, src: np.ndarray) -> None:
         if self.runs_on is SCALAR and not current_machine().scalar_has_tensor_copy:
             dtypes.store(dst, f32(shaped(src, dst), self.src.dtype), self.dst.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.instruction import In, Instruction, InstructionCost, NkiInstruction, Operand, Out
-from ..ir.rewriting import in_place_of
+from ..ir.rewriting import in_place_of, replace_engine
 from ..ir.semantics import Sum
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
@@ -216,12 +216,14 @@ class TensorScalar(Instruction):
         elif any(op.is_unary for op in self._operators()):
             raise rules.fail(self, "engine", "the scalar engine runs operators of two operands only")
 
-    def is_affine(self) -> bool:
+    def alternative(self, machine: Machine) -> Instruction | None:
+        """ScalarE scales and shifts floats, too."""
         names = [op.name for op in self._operators()]
         plain = names in (["multiply"], ["add"], ["subtract"], ["multiply", "add"], ["multiply", "subtract"])
         direct = self.dst.indirection is None and self.data.indirection is None
         floats = self.dst.dtype.is_float and self.data.dtype.is_float
-        return self.engine is UNKNOWN and self.runs_on is VECTOR and plain and direct and floats
+        free = self.engine is UNKNOWN and self.runs_on is VECTOR
+        return replace_engine(self, SCALAR) if free and plain and direct and floats else None
 
     def choose_engine(self, machine: Machine) -> Any:
         if not any(op.name in ("rsqrt", "power") for op in self._operators()):
@@ -336,7 +338,7 @@ class Reciprocal(VectorInstruction):
     def grouped(self) -> Instruction:
         return copy(self)
 
-    def divided(self, machine: Machine) -> Instruction | None:
+    def alternative(self, machine: Machine) -> Instruction | None:
         if not machine.reciprocal_by_division:
             return None
         one = find("reciprocal")

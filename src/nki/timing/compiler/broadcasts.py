@@ -33,7 +33,8 @@ def read_broadcasts_in_psum(core: Compilation) -> int:
     for number, item in enumerate(items):
         if (
             not core.is_free(item)
-            or not item.instruction.copies_bits()
+            or item.instruction.other_engine() is None
+            or not keeps_dtype(item)
             or not _copies_broadcast(items, uses, item)
         ):
             continue
@@ -63,6 +64,11 @@ def _copies_broadcast(items: Sequence[Entry], uses: TileItems, item: Entry) -> b
         return False
     product = items[made[0]].instruction
     return _is_broadcast(product) and same_call(product, instruction)
+
+
+def keeps_dtype(item: Entry) -> bool:
+    """True for a copy between tiles of one dtype."""
+    return item.done.reads[0].dtype == item.done.writes[0].dtype
 
 
 def same_call(one: Instruction, other: Instruction) -> bool:

@@ -14,7 +14,7 @@ from ...ir.view import View
 from ...machine.engines import engine
 from ...machine.memories import PSUM, SBUF
 from ..entries import Entry
-from .broadcasts import takes_psum
+from .broadcasts import keeps_dtype, takes_psum
 from .compilation import Compilation
 from .placement import Placement
 from .ready_order import ReadyOrder
@@ -114,7 +114,7 @@ def _readable(core: Compilation, tile: Storage, copies: list[_Copy]) -> Iterator
                 else:
                     unfit.update(touched)
     for copy, found in readers.items():
-        if found and copy not in unfit and core.items[copy.number].instruction.copies_bits():
+        if found and copy not in unfit and keeps_dtype(core.items[copy.number]):
             yield copy, found
 
 

@@ -62,15 +62,7 @@ def scale_on_scalar(core: Compilation) -> int:
     alone: 6.0 of 19.1 ms for gqa-full, whose 8,192 tensor_scalar would add 4.9; ScalarE has their time. In
     the traces of trn2, where VectorE is faster from SBUF to SBUF, they are on VectorE.
     """
-    machine, found, moved = core.machine, list(core.items), 0
-    for number, item in enumerate(found):
-        if item.instruction.is_affine() and core.is_free(item) and is_wide(machine, item.instruction):
-            there = replace_engine(item.instruction, engine.scalar)
-            if held_ns(machine, there) < held_ns(machine, item.instruction):
-                found[number] = core.numbers.moved(item, there)
-                moved += 1
-    core.items = found
-    return moved
+    return _replace(core, engine.scalar)
 
 
 def divide(core: Compilation) -> int:
@@ -79,10 +71,19 @@ def divide(core: Compilation) -> int:
     VectorE needs eight cycles for a reciprocal on trn1. In the profiles of NKIBench's silu, swiglu and adamw
     it is active for much less than that.
     """
+    return _replace(core, engine.vector)
+
+
+def _replace(core: Compilation, target: engine) -> int:
+    """Replace instructions on wide tiles by their faster alternatives on an engine."""
     machine, found, changed = core.machine, list(core.items), 0
     for number, item in enumerate(found):
-        if core.is_free(item) and (other := item.instruction.divided(machine)) and is_wide(machine, other):
-            found[number] = core.numbers.replaced(item, other)
+        other = item.instruction.alternative(machine) if core.is_free(item) else None
+        if other is None or other.runs_on is not target or not is_wide(machine, other):
+            continue
+        if held_ns(machine, other) < held_ns(machine, item.instruction):
+            same = type(other) is type(item.instruction)
+            found[number] = (core.numbers.moved if same else core.numbers.replaced)(item, other)
             changed += 1
     core.items = found
     return changed
