@@ -142,10 +142,14 @@ def _taken(steps: list[dis.Instruction], number: int) -> Iterator[str]:
         number += 1
 
 
-def attributes_by_text(code: types.CodeType) -> Iterator[str | None]:
-    """Yield the attributes that getattr, str.format and class patterns name; None if one is computed."""
-    if not any(name in code.co_names for name in (*BY_TEXT, "format")) and not _tuples_of_texts(code):
-        return
+@lru_cache(maxsize=4096)
+def attributes_by_text(code: types.CodeType) -> tuple[str | None, ...]:
+    """Return the attributes that getattr, str.format and class patterns name; None if one is computed."""
+    has_names = any(name in code.co_names for name in (*BY_TEXT, "format"))
+    return tuple(_by_text(code)) if has_names or _MATCH_CLASS in code.co_code[::2] else ()
+
+
+def _by_text(code: types.CodeType) -> Iterator[str | None]:
     found = [i for i in dis.get_instructions(code) if i.opname not in BETWEEN]
     for position, instruction in enumerate(found):
         operation, name = instruction.opname, instruction.argval
@@ -173,10 +177,6 @@ def _text(instruction: dis.Instruction) -> str | None:
     return instruction.argval if is_text else None
 
 
-def _tuples_of_texts(code: types.CodeType) -> bool:
-    return any(isinstance(c, tuple) and any(isinstance(i, str) for i in c) for c in code.co_consts)
-
-
 def _operation(number: int) -> tuple[str, int | None]:
     """Return the name of an operation, and how far its argument is shifted to be the number of a name."""
     name = dis.opname[number]
@@ -185,4 +185,5 @@ def _operation(number: int) -> tuple[str, int | None]:
     return name, 0 if name in (*NAMING, *TAKING) else None
 
 
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _OPERATIONS = [_operation(number) for number in range(256)]

@@ -11,30 +11,26 @@ from __future__ import annotations
 import functools
 import sys
 import types
-import weakref
 from abc import ABCMeta, get_cache_token
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from inspect import CO_OPTIMIZED
 from itertools import chain, repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ..ir.tensor import NkiTensor
 from . import pure
 from .global_names import BY_TEXT, READING, GlobalUse, attributes_by_text, imports_in, names_in
+from .identities import MISSING, FunctionStates, addresses, by_presence
 
 LARGEST = 20_000  # objects that are followed
-_MISSING = object()
 _ADDED = ("__slotnames__", "__annotations_cache__", "__abstractmethods__")  # by Python, when a class is used
 _UNREAD = pure.words("""
     __doc__ __annotations__ __parameters__ __orig_bases__ __dataclass_fields__ __dataclass_params__ __slots__
     __annotate__ __annotate_func__ __type_params__
 """)  # attributes of a class whose parts a kernel's Python does not read
 
-_STATE = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__name__", "__qualname__")
 _CONTENTS = attrgetter("cell_contents")
 _IDENTITY = attrgetter("__mro__", "__name__", "__qualname__")
 _attributes_of = object.__getattribute__  # runs no Python of a class
@@ -85,23 +81,23 @@ class Snapshot:
             self._follow(value)
         self._seen.clear()
         self._note_methods_of_tensors()
-        self._empty = [vars(f) for f in self._functions if not vars(f)]
-        self._root = [weakref.ref(f) for f in self._functions if f is function]
-        self._functions = [f for f in self._functions if f is not function]
-        self._absent, self._readers = _by_presence(self._names.values())
+        self._states = FunctionStates(self._functions, function)
+        self._functions.clear()
+        self._absent, self._readers = by_presence(self._names.values())
         self._own = [*map(vars, self._classes)]
         self._own_sizes = [*map(len, self._own)], [*map(_size, self._classes)]
-        self._kept, self._sizes = self._present()  # they stay alive: an address tells what it was
-        self._addresses = _addresses(self._kept)
+        parts, self._sizes = self._present()
+        self._kept = [*parts]  # alive, so that nothing else gets their addresses
+        self._addresses = addresses(self._kept, len(self._kept))
 
     def holds(self) -> bool:
         """Return True if everything is as it was."""
         try:
             parts, sizes = self._present()
             return (
-                _addresses(parts) == self._addresses
-                and sizes == self._sizes
-                and not any(self._empty)
+                sizes == self._sizes
+                and self._states.hold()
+                and addresses(parts, len(self._kept)) == self._addresses
                 and all(names.isdisjoint(absent) for names, absent in self._absent)
                 and self._classes_have_sizes()
                 and self._registrations in (None, get_cache_token())
@@ -109,23 +105,21 @@ class Snapshot:
         except (AttributeError, KeyError, ValueError, RuntimeError):  # gone, emptied, or changed meanwhile
             return False
 
-    def _present(self) -> tuple[list[Any], list[int]]:
-        """Return everything whose identity counts, and the sizes of what has many parts."""
-        functions = chain((ref() for ref in self._root), self._functions)
+    def _present(self) -> tuple[Iterator[Any], list[int]]:
+        """Return what counts by its identity, besides functions, and the sizes of what has many parts."""
         others = [read(value) for value, read in self._others]
         dicts, groups, flat = self._dicts, self._groups, chain.from_iterable
-        parts = [
-            *flat(map(_STATE, functions)),
-            *map(_CONTENTS, self._cells),
-            *flat(map(_IDENTITY, self._classes)),
-            *flat([read(namespace) for namespace, read in self._readers]),
-            *map(type, self._objects),
-            *map(_attributes_of, self._objects, repeat("__dict__")),
-            *flat(dicts),
-            *flat(map(dict.values, dicts)),
-            *flat(groups),
-            *flat(others),
-        ]
+        parts = chain(
+            map(_CONTENTS, self._cells),
+            flat(map(_IDENTITY, self._classes)),
+            flat([read(namespace) for namespace, read in self._readers]),
+            map(type, self._objects),
+            map(_attributes_of, self._objects, repeat("__dict__")),
+            flat(dicts),
+            flat(map(dict.values, dicts)),
+            flat(groups),
+            flat(others),
+        )
         many: chain[Collection[Any]] = chain(dicts, groups, others)
         return parts, [*map(len, many)]
 
@@ -286,11 +280,11 @@ class Snapshot:
     def _global(self, use: GlobalUse, namespace: Mapping[str, Any], builtins: Mapping[str, Any]) -> None:
         if use.name.startswith("@"):  # not a Python name: pytest's, for asserts that fail
             return
-        value = namespace.get(use.name, _MISSING)
+        value = namespace.get(use.name, MISSING)
         self._note(namespace, use.name, value)
-        if value is _MISSING:
-            value = builtins.get(use.name, _MISSING)
-            if value is _MISSING:
+        if value is MISSING:
+            value = builtins.get(use.name, MISSING)
+            if value is MISSING:
                 raise self._unknown("the name is not defined")
             self._note(builtins, use.name, value)
             if use.name in BY_TEXT:  # attributes_by_text has found what they take
@@ -315,24 +309,6 @@ class Snapshot:
             raise self._unknown(f"module {module.__name__} as a value")
         self._watch(vars(module), _pairs)
         self._add(value for value in vars(module).values() if isinstance(value, types.FunctionType))
-
-
-def _addresses(values: Iterable[Any]) -> bytes:
-    """Return where objects lie, in order: twice as fast as to compare them one by one with `is`."""
-    return np.fromiter(values, dtype=object).tobytes()
-
-
-def _by_presence(spaces: Iterable[tuple[Mapping[str, Any], dict[str, Any]]]) -> tuple[list, list]:
-    """Return the names that each namespace lacks, and what reads the others of each, in order."""
-    absent, readers = [], []
-    for namespace, values in spaces:
-        lacking = [name for name, value in values.items() if value is _MISSING]
-        present = [name for name in values if name not in lacking]
-        if lacking:
-            absent.append((namespace.keys(), lacking))
-        if present:
-            readers.append((namespace, itemgetter(present[0], *present)))  # of two or more: a tuple
-    return absent, readers
 
 
 def _size(cls: type) -> int:
