@@ -10,6 +10,7 @@ from kernel_support import close, random, run
 
 import nki
 import nki.language as nl
+from nkilib.core.utils.allocator import SbufManager
 from nkilib.experimental.moe.moe_cte import bwmm_shard_on_block_v2 as v2
 
 HI_LO, PING_PONG = v2.BlockShardStrategy.HI_LO, v2.BlockShardStrategy.PING_PONG
@@ -112,3 +113,60 @@ def test_down_loads_its_rows_of_the_weights(inner, first):
     bias = random((1, 520), "float32", seed=2)
     got = run(down_from_hbm, middle, weights, np.array([[1]], np.int32), bias, first)
     close(got, middle.T.astype(np.float64) @ weights[1, first : first + inner] + bias, terms=inner)
+
+
+@nki.jit
+def steps_with_given_tiles(
+    weights: Any, expert: Any, output: Any, ids: Any, middle: Any, scale: Any, bias: Any
+) -> tuple:
+    """Weights into the caller's tiles, rows of slot 1, and down with a scale and part of a bias."""
+    hidden = weights.shape[2]
+    e, which = nl.load(expert), nl.load(ids)
+    given = [nl.ndarray((128, hidden), nl.float32, buffer=nl.sbuf)]
+    tiles = v2.load_down_proj_weight(weights, e, nl.float32, load_dst=given)
+    assert tiles[0] is given[0]
+    old = v2.bwmm_load_old_block(output, which, 1, nl.float32, shard_id=1, token_indices_offset=1)
+    part = nl.ndarray((128, 128), nl.float32, buffer=nl.sbuf)
+    nki.isa.memset(part, 0.0)
+    nki.isa.dma_copy(part[0 : middle.shape[0]], middle)
+    rows = v2.compute_block_output(
+        [part], tiles, None, None, None, 0, hidden, middle.shape[0], 1, nl.float32, False,
+        down_bias_broadcasted=nl.load(bias), down_scale=nl.load(scale),
+        down_bias_h_offset=5, down_bias_h_size=7,
+    )  # fmt: skip
+    results = []
+    for tile in (old[0], rows[0]):
+        out = nl.ndarray(tile.shape, nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, tile)
+        results.append(out)
+    kept = nl.ndarray((130, 2, hidden + 2), nl.float32, buffer=nl.shared_hbm)
+    nki.isa.dma_copy(kept, output)
+    v2.bwmm_output_initialization(
+        kept, 0, None, scale.reshape((scale.size, 1)), 2, hidden, skip_zero_init=True
+    )
+    return results[0], results[1], kept
+
+
+def test_steps_take_tiles_slots_and_scales_of_the_caller():
+    hidden, inner = 130, 48
+    weights, middle = random((2, inner, hidden), "float32"), random((inner, 128), "float32", seed=1)
+    output = random((130, 2, hidden + 2), "float32", seed=2)
+    ids = np.random.default_rng(0).integers(0, 130, (128, 2)).astype(np.int32)
+    scale = np.tile(np.abs(random((1, hidden), "float32", seed=3)), (128, 1))
+    bias = np.tile(random((1, 9), "float32", seed=4), (128, 1))
+    old, rows, kept = run(
+        steps_with_given_tiles, weights, np.array([[1]], np.int32), output, ids, middle, scale, bias
+    )
+    np.testing.assert_array_equal(old, output[ids[:, 1], 1])
+    wanted = (middle.T.astype(np.float64) @ weights[1]) * scale
+    wanted[:, 5:12] += bias[:, :7]
+    close(rows, wanted, terms=inner)
+    np.testing.assert_array_equal(kept[:, :, :hidden], output[:, :, :hidden])
+    np.testing.assert_array_equal(kept[:, 0, hidden:], scale.reshape(-1, 2)[:130])
+    np.testing.assert_array_equal(kept[:, 1], output[:, 1])
+
+
+def test_a_manager_that_places_tiles_is_refused():
+    manual = SbufManager(0, 1024)
+    with pytest.raises(AssertionError, match="sbm: got manual allocation"):
+        v2.load_down_bias_raw(None, None, None, None, None, sbm=manual)

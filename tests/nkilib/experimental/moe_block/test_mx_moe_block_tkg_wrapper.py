@@ -8,7 +8,7 @@ from mx_experts import Experts, agree
 
 import nki.language as nl
 from nkilib.core.moe_block.moe_block_tkg import moe_block_tkg
-from nkilib.core.utils.common_types import ExpertAffinityScaleMode, RouterActFnType
+from nkilib.core.utils.common_types import ActFnType, ExpertAffinityScaleMode, RouterActFnType
 from nkilib.experimental.moe_block.mx_moe_block_tkg_wrapper import mx_moe_block_tkg_wrapper
 
 BF16 = ml_dtypes.bfloat16
@@ -97,3 +97,30 @@ def test_residual_padding_and_shared_experts(lnc):
 @pytest.mark.tiny
 def test_compiles_and_the_example_runs():
     compiles_and_example_runs(mx_moe_block_tkg_wrapper)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"router_bias": random((1, 4), "float32", 7)},
+        {"eps": 0.5},
+        {"norm_topk_prob": True},
+        {"router_act_fn": RouterActFnType.SIGMOID},
+        {"expert_down_bias": random((4, 512), "bfloat16", 8)},
+        {"hidden_act_fn": ActFnType.GELU},
+        {"gate_clamp_upper_limit": 0.05},
+        {"gate_clamp_lower_limit": -0.05},
+        {"up_clamp_upper_limit": 0.05},
+        {"up_clamp_lower_limit": -0.05},
+        {"expert_affinities_scaling_mode": ExpertAffinityScaleMode.NO_SCALE},
+        {"router_pre_norm": False},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_reach_the_block_and_change_its_result(option):
+    block = Block(1, 3, 512, 64, 4, 2)
+    plain = run(mx_moe_block_tkg_wrapper, on="trn3", **block.arguments)
+    got = run(mx_moe_block_tkg_wrapper, on="trn3", **block.arguments | option)
+    typed = run(moe_block_tkg, on="trn3", **block.arguments | option)
+    assert np.array_equal(typed[0], got[0]) and not np.array_equal(plain[0], got[0])
