@@ -6,8 +6,8 @@ import dataclasses
 import enum
 import inspect
 import json
-import math
 import re
+import statistics
 import textwrap
 from dataclasses import dataclass
 from functools import cache
@@ -181,18 +181,20 @@ def _ratio(row: dict[str, Any]) -> float:
 
 def _slow() -> str:
     """Return the table of all sizes that take longer than twice their bound, and what limits them."""
-    rows = sorted(times(), key=_ratio, reverse=True)
-    counted = [math.log(_ratio(row)) for row in rows if row["bound_us"] >= LEAST_BOUND_US]
-    mean = math.exp(sum(counted) / len(counted))
-    slow = [row for row in rows if _ratio(row) > 2]
+    large = [row for row in times() if row["bound_us"] >= LEAST_BOUND_US]
+    slow = sorted((row for row in large if _ratio(row) > 2), key=_ratio, reverse=True)
+    mean = statistics.geometric_mean(map(_ratio, large))
+    least = statistics.geometric_mean(
+        row["modelled_us"] / max(row["bound_us"], row["limit_us"]) for row in large
+    )
     parts = [
         "## Modelled time over its bound\n",
         "The lower bound of a size is what its memory traffic, its matmuls on TensorE or the links between "
-        f"ranks need. The geometric mean of the ratios is {mean:.2f}, of the "
-        f"{len(counted)} sizes whose bound is {LEAST_BOUND_US} us or more, as long as one transfer takes. "
-        f"{len(slow)} of {len(rows)} are above 2; the last column has the resource that these need longest. "
-        "A run has a fixed cost on the device, and a first load and a last store: the limit of small sizes. "
-        "Starting transfers is the work of the queue whose descriptors software makes.\n",
+        f"ranks need. The geometric mean of the ratios is {mean:.2f}, of the {len(large)} sizes whose bound "
+        f"is {LEAST_BOUND_US} us or more, as long as one transfer takes; {least:.2f} over what the busiest "
+        f"resource needs for the work of the kernel. {len(slow)} are above 2; the last column has that "
+        "resource. A run has a fixed cost on the device, and a first load and a last store: the limit of "
+        "small sizes. Starting transfers is the work of the queue whose descriptors software makes.\n",
         "| kernel | size | modelled us | lower bound us | ratio | limited by |",
         "|---|---|---|---|---|---|",
     ]

@@ -83,3 +83,12 @@ def test_the_modelled_times_are_those_of_the_benchmarks():
         assert written[found.kernel, found.size] == pytest.approx(found.modelled_us, rel=0.1), (
             "run `make times`"
         )
+
+
+def test_every_size_above_twice_its_bound_is_listed_with_what_limits_it():
+    page = library_pages.index()
+    for row in library_pages.times():
+        slow = row["modelled_us"] > 2 * row["bound_us"] and row["bound_us"] >= 2
+        reason = f"| {row['limit']}, {row['limit_us']:,.1f} us"
+        listed = [line for line in page.splitlines() if f"| `{row['kernel']}` | {row['size']} |" in line]
+        assert [reason in line for line in listed] == [True] * slow
