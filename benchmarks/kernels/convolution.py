@@ -33,6 +33,8 @@ def dense(
     sizes = prod(x) + prod(filters) + x[0] * columns * outputs
     arguments = {"x_in": spec(*x), "filters": spec(*filters), "bias": spec(columns), **options}
     label = f"{'x'.join(map(str, x))}, K {'x'.join(map(str, taps))}, C_out {columns} bf16"
+    label += ", padded" if "padding" in options else ""
+    label += f", stride {options['stride']}" if "stride" in options else ""
     flops = {"bfloat16": 2 * x[0] * channels * columns * inside}
     return Case(kernel.__name__, label, kernel, arguments, 2 * sizes, flops, lnc=lnc)
 
