@@ -123,11 +123,12 @@ def chosen(rows: Tensor, deep: Phase, high: Phase) -> Tensor:
     """The filters of a phase, [taps, C_in, C_out] in HBM."""
     wide, channels, columns = rows.shape[2:5]
     count = deep.axis.taps * high.axis.taps
-    if len(deep.taps) == rows.shape[0] and len(high.taps) == rows.shape[1]:
-        return rows.reshape((count * wide, channels, columns))
     some = nl.ndarray((count * wide, channels, columns), rows.dtype, buffer=nl.private_hbm)
     if len(deep.taps) == 0 or len(high.taps) == 0:
         clear(some.reshape((count * wide * channels, columns)), zero_tile(columns, rows.dtype))
+        return some
+    if len(deep.taps) == rows.shape[0] and len(high.taps) == rows.shape[1]:
+        nisa.dma_copy(some, rows.flatten_dims(0, 1).flatten_dims(0, 1))
         return some
     place = 0
     for i in deep.taps:

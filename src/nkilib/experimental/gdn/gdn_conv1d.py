@@ -58,7 +58,7 @@ def gdn_conv1d_prefill(mixed: Tensor, conv_weight: Tensor) -> tuple[Tensor, Tens
         diagonals = tap_matrices(load(conv_weight[own]))
         for b in range(batches):
             convolve(out[b, own], mixed[b, own], diagonals)
-    for b in range(batches):
+    for b in range(batches if end > first else 0):
         store_state(state[b, first:end], mixed[b, first:end])
     return out, state
 
