@@ -7,6 +7,7 @@ instructions of a core in program order.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -135,7 +136,7 @@ class RangeMaximum:
         self.most = int(live.max(initial=0))  # at any position
         self._last = len(live) - 1
         self._live = live  # the highest level so far
-        self._levels: list[list[int]] = []  # level k: the highest of 2**k positions
+        self._levels: list[array[int]] = []  # level k: the highest of 2**k positions
 
     def highest(self, begin: int, end: int) -> int:
         """Return the most live bytes at any position from begin to end."""
@@ -151,7 +152,7 @@ class RangeMaximum:
         if self._levels:
             step = 1 << (len(self._levels) - 1)
             self._live = np.maximum(self._live[:-step], self._live[step:])
-        self._levels.append(self._live.tolist())
+        self._levels.append(array("q", self._live.astype(np.int64).tobytes()))
 
 
 def address_range(storage: Storage) -> tuple[int, int]:

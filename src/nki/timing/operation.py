@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import Site
 from ..ir.dependences import RAW, Waits
 from ..ir.instruction import Instruction
 from ..ir.storage import Storage
@@ -14,7 +15,7 @@ class Operation:
     """One thing an engine or a DMA queue does."""
 
     __slots__ = (
-        "index", "position", "instruction", "kind", "is_dma", "waits", "tile", "reloads", "site", "core"
+        "index", "position", "instruction", "kind", "is_dma", "waits", "tile", "reloads", "core"
     )  # fmt: skip
 
     def __init__(self, index: int, instruction: Instruction | None, kind: str, core: int, position: int):
@@ -26,8 +27,12 @@ class Operation:
         self.waits: Waits = {}  # operation index -> why
         self.tile: Storage | None = None  # spills: what is moved
         self.reloads: Instruction | None = None  # reloads: the load that is repeated
-        self.site = instruction.site if instruction is not None else None
         self.core = core
+
+    @property
+    def site(self) -> Site | None:
+        """The user's line; None for spills."""
+        return self.instruction.site if self.instruction is not None else None
 
     def copy(self) -> Operation:
         """Return a copy with waits of its own."""

@@ -7,6 +7,7 @@ spills to HBM (spec/machine.md 4).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..machine.machine import Machine
 from .entries import Entry
 from .operation import ORDER, Operation
 from .sbuf_pool import SbufPool
-from .uses import SbufTile, TileUses, accesses
+from .uses import TileUses, accesses
 
 
 class OperationPlan:
@@ -59,7 +60,7 @@ class OperationPlan:
         self.costs = self._price()
         # HBM storages that are only read or only written: accesses there cannot conflict
         one_sided = self.uses.hbm_read ^ self.uses.hbm_written
-        self.plain_loads = self._plain_loads(one_sided)
+        self._mark_tiles(one_sided)
         made_once = [storage for storage, tile in self.uses.sbuf.items() if tile.is_made_once]
         self.unordered = one_sided.union(made_once)  # the pool adds the waits for what is made once
         self.loaded_early: set[int] = set()
@@ -107,8 +108,9 @@ class OperationPlan:
             look.fetch(position)
             if position in self.loaded_early:
                 continue
-            tile = self.plain_loads.get(position)
-            if tile is None or not self.sbuf.defers(position, tile):
+            written = self.uses.written[position]
+            is_load = bool(written) and written[0].load == position
+            if not (is_load and self.sbuf.defers(position, written[0])):
                 self.add(position)
         self.sbuf.finish()
         self.spaces.clear()
@@ -139,12 +141,11 @@ class OperationPlan:
                 (spaces.get(storage) or self.space(storage)).write(index, box(view), waits)
         self.sbuf.used(position, op)
 
-    def _plain_loads(self, constant: Set[Storage]) -> dict[int, SbufTile]:
-        """Return the copies of constant HBM data into whole new tiles: they may run ahead of their use.
+    def _mark_tiles(self, constant: Set[Storage]) -> None:
+        """Mark the tiles that one instruction writes, as a whole and before all else.
 
-        Tiles that one instruction writes, as a whole and before all else, are marked.
+        Where that is a copy of constant HBM data, it may run ahead of its use.
         """
-        found: dict[int, SbufTile] = {}
         whole: dict[int, bool] = {}  # by signature: it writes all of its tile
         for storage, tile in self.uses.sbuf.items():
             position = tile.positions[0]
@@ -161,8 +162,6 @@ class OperationPlan:
             transfer = isinstance(self.instructions[position], TransferInstruction)
             if movable and transfer and len(reads) == 1 and reads[0].storage in constant:
                 tile.load = position
-                found[position] = tile
-        return found
 
     def cost_of(self, op: Operation) -> InstructionCost:
         return self.costs[op.position]
@@ -200,17 +199,18 @@ class Lookahead:
         self.moments = _moments(plan)
         self.load_reach = self._reach(plan.machine.fetch_ahead_ns)
         # the positions that use what a plain load loads, and one after the last
-        users = {at for tile in plan.plain_loads.values() for at in tile.positions[1:]}
+        users = {at for tile in plan.uses.sbuf.values() if tile.load >= 0 for at in tile.positions[1:]}
         self.readers = [*sorted(users), len(self.moments)]
         self.next_reader = 0
         self.loads = self.reloads = 0  # positions up to which both have fetched
 
-    def _reach(self, ahead_ns: float) -> list[int]:
+    def _reach(self, ahead_ns: float) -> array[int]:
         """Return, for each position, the first one that comes later than so many ns after it."""
-        return np.searchsorted(self.moments, self.moments + ahead_ns, "right").tolist()
+        found = np.searchsorted(self.moments, self.moments + ahead_ns, "right")
+        return array("q", found.astype(np.int64).tobytes())
 
     @cached_property
-    def reload_reach(self) -> list[int]:
+    def reload_reach(self) -> array[int]:
         return self._reach(self.machine.refetch_ahead_ns)
 
     def fetch(self, position: int) -> None:

@@ -12,7 +12,7 @@ from ..ir.boxes import whole_box
 from ..ir.dependences import RAW, WAR, WAW
 from ..ir.liveness import RangeMaximum, live_bytes, union_size
 from .operation import SPACE, Operation
-from .uses import SbufTile, Tiles, TileUses
+from .uses import NO_OPERATIONS, SbufTile, Tiles, TileUses
 
 
 class Ahead:
@@ -69,7 +69,7 @@ class SbufPool:
 
     def __init__(self, plan: Any, uses: TileUses, capacity: int):
         self.plan = plan
-        self.read, self.written = uses.read, uses.written  # tiles by position
+        self.tiles, self.read, self.written = uses.sbuf, uses.read, uses.written  # the last two by position
         self.capacity = max(0, capacity - union_size(uses.sbuf_placed))
         self.free: deque[Chunk] = deque([Chunk(self.capacity)])
         self.free_bytes = self.capacity
@@ -117,7 +117,7 @@ class SbufPool:
         exclude = (*self.pinned, *self._tiles(position)) if self.free_bytes < tile.size else ()
         waits = self._take(tile, exclude, self.plan.engines[position])
         if tile.spilled is None:
-            tile.space_waits = waits
+            tile.space_waits, tile.last = waits, []
             tile.is_untouched = True
         else:
             self._reload(tile, waits)
@@ -180,6 +180,7 @@ class SbufPool:
         """Drop what only planning needs, and the reference to the plan, which refers to this."""
         self.read.clear()
         self.written.clear()
+        self.tiles.clear()
         del self.plan
 
     def _release(self, tile: SbufTile, *more: int) -> None:
@@ -187,7 +188,7 @@ class SbufPool:
         del self.resident[tile]
         tile.is_resident = False
         tile.space_waits = ()
-        after, tile.last = (*tile.last, *more), []
+        after, tile.last = (*tile.last, *more), NO_OPERATIONS
         operations = self.plan.operations
         kind: str | None = operations[after[0]].kind if after else ""
         for index in after:
@@ -252,7 +253,7 @@ class SbufPool:
             best.spilled = op.index
             self.plan.spill_bytes += best.storage.nbytes
             more = (op.index,)
-        best.evicted = [*best.last, *more]
+        best.evicted = (*best.last, *more)
         self._release(best, *more)
         return True
 

@@ -47,35 +47,45 @@ def plan(
 
     `edit` changes the kernel before that; `most` leaves out what comes after so many instructions of a core.
     """
-    plans, places = [], []
     edges = declared(program)
+    plans, places = _core_plans(program, edges, edit, most)
+    if progress is not None:  # each operation is planned, then simulated
+        count = sum(len(plan.instructions) for plan in plans)
+        progress.expect(2 * count, [plan.operations for plan in plans])
+    for plan in plans:
+        plan.plan()
+    add_declared(plans, places, edges)
+    return plans
+
+
+def _core_plans(
+    program: Program, edges: Sequence[Edge], edit: Callable[[Compilation], None] | None, most: int | None
+) -> tuple[list[OperationPlan], list[list[int]]]:
+    """Return the instructions of each core, to be planned; where there are edges, with their positions."""
+    plans, places = [], []
     first = 0  # of the core, among the effects of the program
-    for core, items in enumerate(program.unrolled()):
+    unrolled = program.unrolled()[::-1]  # each is dropped when it was read, since it may be long
+    for core in range(len(unrolled)):
         numbers = SignatureNumbers()
-        asked = numbers.entries(items, program.effects[first : first + program.length_of(core)], most)
+        done = program.effects[first : first + program.length_of(core)]
+        asked = numbers.entries(unrolled.pop(), done, most)
         core_items = Compilation(program.machine, asked, numbers, _pinned(program, edges, core))
         if edit is not None:
             edit(core_items)
         changes = compiled(core_items, parts(program), from_environment().without)
         counted = core_items.items
         first += program.length_of(core)
-        where = [item.at for item in counted]
         blocks = {
             position: number
             for number, block in enumerate(program.blocks)
-            for position, at in enumerate(where)
-            if block.core == core and block.first <= at <= block.last
+            for position, item in enumerate(counted)
+            if block.core == core and block.first <= item.at <= block.last
         }
         plans.append(
             OperationPlan(program.machine, counted, core, blocks, changes, as_written=not program.transformed)
         )
-        places.append(where)
-    if progress is not None:  # each operation is planned, then simulated
-        progress.expect(2 * sum(map(len, places)), [plan.operations for plan in plans])
-    for plan in plans:
-        plan.plan()
-    add_declared(plans, places, edges)
-    return plans
+        places.append([item.at for item in counted] if edges else [])
+    return plans, places
 
 
 def _pinned(program: Program, edges: Sequence[Edge], core: int) -> set[int]:

@@ -28,6 +28,9 @@ def accesses(done: Effects) -> Accesses:
     return tuple.__new__(Accesses, (reads, writes + adds_to if adds_to else writes))
 
 
+NO_OPERATIONS: list[int] = []  # of a tile that has no space; never changed
+
+
 class SbufTile:
     """An automatic tile of SBUF, and its state while space is allocated."""
 
@@ -47,8 +50,8 @@ class SbufTile:
         self.is_untouched = False  # it has space, but no instruction used it yet
         self.is_dirty = False
         self.space_waits: tuple[int, ...] = ()  # what its writers wait for
-        self.last: list[int] = []  # operations since the last write
-        self.evicted: list[int] = []  # what `last` was, and its spill
+        self.last = NO_OPERATIONS  # since the last write
+        self.evicted: tuple[int, ...] = ()  # what `last` was, and its spill
         self.load = -1  # the position of its plain load
         self.clean = -1  # the same while it holds what was loaded
         self.spilled: int | None = None  # its spill operation, or -1: HBM has it anyway

@@ -9,13 +9,14 @@ from ...ir.liveness import Peak, peak
 from ...ir.storage import Storage
 from ..operation import Operation
 from ..operation_plan import OperationPlan
+from ..uses import TileUses
 from .formatting import amount, count, joined, lines
 from .study import Advice, Study
 
 
 def sbuf_peak(plan: OperationPlan, halved: Set[Storage] = frozenset()) -> Peak:
     """Return the peak of automatic tiles in program order; those of `halved` take half their size."""
-    tiles = plan.uses.sbuf
+    tiles = TileUses(plan.accesses, plan.machine).sbuf
     lives = {storage: tile.life for storage, tile in tiles.items()}
     return peak(lives, lambda storage: tiles[storage].size // (2 if storage in halved else 1))
 
