@@ -160,6 +160,7 @@ import numpy as np
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+import neuronxcc.nki.typing as nt
 from neuronxcc.nki.language import par_dim
 """
 
