@@ -194,6 +194,16 @@ def values_and_output(tokens: int, heads: int) -> Case:
     )
 
 
+def latent_operands(queries: int, heads: int, keys: int) -> dict[str, TensorSpec]:
+    """The queries of latent attention and its cache, each in a latent and a rotated part."""
+    return {
+        "q_lift_hbm": bf16(1, queries, heads, 512),
+        "q_pe_hbm": bf16(1, queries, heads, 64),
+        "c_kv_hbm": bf16(1, keys, 512),
+        "k_pe_hbm": bf16(1, keys, 64),
+    }
+
+
 def sparse_attention(queries: int, heads: int, rows: int, keys: int) -> Case:
     """Each query gathers its own rows of the cache, 1152 bytes each; a descriptor takes 14 ns."""
     width = 512 + 64
@@ -202,10 +212,7 @@ def sparse_attention(queries: int, heads: int, rows: int, keys: int) -> Case:
         f"{queries} queries, {heads} heads, {rows} of {keys} keys",
         mla_sparse_attention_cte_kernel,
         {
-            "q_lift_hbm": bf16(1, queries, heads, 512),
-            "q_pe_hbm": bf16(1, queries, heads, 64),
-            "c_kv_hbm": bf16(1, keys, 512),
-            "k_pe_hbm": bf16(1, keys, 64),
+            **latent_operands(queries, heads, keys),
             "topk_indices_hbm": TensorSpec((1, queries, rows), "int32"),
             "softmax_scale": 0.07,
         },
@@ -225,10 +232,7 @@ def dense_attention(queries: int, heads: int, keys: int) -> Case:
         f"dense, {queries} queries, {heads} heads, {keys} keys",
         mla_sparse_attention_cte_kernel,
         {
-            "q_lift_hbm": bf16(1, queries, heads, 512),
-            "q_pe_hbm": bf16(1, queries, heads, 64),
-            "c_kv_hbm": bf16(1, keys, 512),
-            "k_pe_hbm": bf16(1, keys, 64),
+            **latent_operands(queries, heads, keys),
             "softmax_scale": 0.07,
             "dense": True,
             "q_pos_offset_hbm": TensorSpec((1,), "int32"),

@@ -59,6 +59,15 @@ def test_attributes_are_read_only(name):
         t.anything_else = 1
 
 
+@pytest.mark.parametrize("name", ["shape", "strides", "offset", "dtype"])
+def test_setting_an_attribute_names_it_and_leaves_the_tensor_as_it_was(name):
+    t = tile(4, 6)
+    before = getattr(t, name)
+    with pytest.raises(AttributeError, match=f"the {name} of a tensor cannot be set"):
+        setattr(t, name, None)
+    assert getattr(t, name) is before
+
+
 def test_an_array_argument_has_its_own_attributes():
     def body(x):
         return x.shape, x.dtype, x.buffer, x.name

@@ -49,7 +49,7 @@ def read_broadcasts_in_psum(core: Compilation) -> int:
 
 
 def _is_broadcast(instruction: Instruction) -> bool:
-    """True for a matmul of one row."""
+    """True for a matmul of one row, as a broadcast over the partitions is."""
     return isinstance(instruction, MatmulInstruction) and instruction.array_rows() == 1
 
 

@@ -161,7 +161,10 @@ def test_biases_limits_activation_and_scaling(lnc, hybrid):
         up_clamp_upper_limit=0.5,
         **EXACT,
     )
-    swish = lambda x: x / (1 + np.exp(-1.702 * x))  # noqa: E731
+
+    def swish(x):
+        return x / (1 + np.exp(-1.702 * x))
+
     check_result(got, given, wanted(given, scaled=False, act=swish, bias=bias, limit=0.5))
 
 
