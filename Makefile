@@ -66,7 +66,8 @@ TINY := tests/machine/test_machine.py tests/machine/test_dtypes.py tests/ir/test
 tiny: setup
 	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m pytest -m tiny $(TINY)
 
-bench: setup
+# every benchmark; the interpreters that it compares with are in build/compare
+bench: setup build/compare/.installed
 	$(BIN)/python -m benchmarks
 
 bench-kernels: setup

@@ -10,8 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+from benchmarks import peers  # noqa: E402
 from benchmarks.compare import __main__ as compare  # noqa: E402
 from benchmarks.compare import nki_mistakes, page  # noqa: E402
+from benchmarks.compare.problems import problems  # noqa: E402
 
 PAGE = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
 
@@ -39,3 +41,22 @@ def test_a_system_that_was_not_asked_is_left_out():
     probes = {name: {"outcome": "none"} for name in page.QUESTIONS}
     text = page.written({"nki": {"version": "1", "python": "3", "times": {}, "probes": probes}})
     assert "| Open NKI | 1 |" in text and "Pallas, `InterpretParams`" not in text
+
+
+def test_pytorch_solves_the_same_problems():
+    pytest.importorskip("torch")
+    answers = compare.times("torch")["times"]
+    assert answers.keys() == problems().keys() and all(answer["right"] for answer in answers.values())
+
+
+def test_the_benchmark_of_peers_names_what_is_not_installed(monkeypatch):
+    monkeypatch.setattr(peers, "ROOT", Path("nowhere"))
+    (row,) = peers.rows("triton_viz", "triton-viz")
+    assert row == ("triton-viz", "not installed: make compare", "")
+
+
+def test_the_benchmark_of_peers_has_a_row_for_each_problem(monkeypatch):
+    found = {name: {"first": 3.0, "again": 2.0, "right": name != "softmax"} for name in problems()}
+    monkeypatch.setattr(peers, "ask", lambda *words: [{"times": found}])
+    values = [value for _, value, _ in peers.rows("nki", "Open NKI")]
+    assert values == ["3.0x, 2.0x", "3.0x, 2.0x (result differs)", "3.0x, 2.0x"]
