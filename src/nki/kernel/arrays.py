@@ -64,6 +64,8 @@ class NumpyFramework:
 
     @staticmethod
     def to_numpy(value: np.ndarray) -> np.ndarray:
+        if type(value) is np.ndarray:  # most are; `np.ma` is imported when it is first named
+            return value
         if isinstance(value, np.ma.MaskedArray):
             raise error(
                 "argument",
