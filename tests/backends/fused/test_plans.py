@@ -239,14 +239,14 @@ def test_concurrent_calls_of_one_plan_have_memory_of_their_own(monkeypatch, shar
     program = kernels.tiled.trace(*given[0])
     plan_of(lower(program), forced=True)
     packed, multiplied = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60)
-    blocks = runner._blocks
+    blocks = runner.blocks
 
     def met(*factors):
         packed.wait()  # both have packed their factors
         parts = blocks(*factors)
         return [lambda part=part: (part(), multiplied.wait()) for part in parts]
 
-    monkeypatch.setattr(runner, "_blocks", met)
+    monkeypatch.setattr(runner, "blocks", met)
     if shared:
         one = {}
         monkeypatch.setattr(ArrayPool, "take", lambda self, n: one.setdefault(n, np.empty(n, np.uint8)))

@@ -27,9 +27,9 @@ from ..protocol import ExecutingCore
 from ..reference.backend import run_loop
 from ..reference.memory import FULL, aligned
 from .arrays import pool
+from .blocks import blocks
 from .steps import (
     ARENA,
-    BLOCK,
     MAX_PACKED,
     REGION,
     ArrayRef,
@@ -272,7 +272,7 @@ class PlanRunner:
         else:
             shape = product.left.columns, product.right.columns
             out = np.ndarray(shape, np.float32, self.arena, product.result)
-        run_parts(_blocks(left.T, right, out), self.threads)
+        run_parts(blocks(left.T, right, out, self.threads), self.threads)
         for row, rows, column, columns, ref in product.copies:
             target = self.array(ref)
             target[...] = out[row : row + rows, column : column + columns].reshape(target.shape)
@@ -291,19 +291,6 @@ class PlanRunner:
             target = packed[row : row + step * rows : step, column : column + columns]
             parts.append(partial(widen, target, self.array(source).reshape(target.shape), source.dtype))
         return packed, parts
-
-
-def _blocks(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> list[Callable[[], None]]:
-    """Return functions that compute left @ right block by block; the blocks depend on its size alone."""
-    rows, columns = _cuts(out.shape[0]), _cuts(out.shape[1])
-    return [partial(np.matmul, left[r], right[:, c], out=out[r, c]) for c in columns for r in rows]
-
-
-def _cuts(size: int) -> list[slice]:
-    count = max(1, -(-size // BLOCK))
-    step = -(-size // count)
-    step += -step % 16
-    return [slice(start, min(size, start + step)) for start in range(0, size, step)]
 
 
 def widen(target: np.ndarray, source: np.ndarray, dtype: DType) -> None:

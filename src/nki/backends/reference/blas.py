@@ -15,7 +15,9 @@ from .settings import WhileKernelsRun
 
 _libraries: list[Any] | None = None
 _sgemm: Any = None  # of numpy's wheels, once it was looked up; it takes 64-bit integers
+_numpys: Any = None  # the library that it is part of
 SGEMM = ("scipy_cblas_sgemm64_", "cblas_sgemm64_")  # of numpy 2, of numpy 1.26
+AVX512 = ("SkylakeX", "Cooperlake", "SapphireRapids")  # OpenBLAS's names of its kernels for it
 
 
 class one_blas_thread(WhileKernelsRun):
@@ -37,18 +39,26 @@ class one_blas_thread(WhileKernelsRun):
 
 
 def _blas_libraries() -> list[Any]:
-    global _libraries, _sgemm
+    global _libraries, _sgemm, _numpys
     if _libraries is None:
         import threadpoolctl
 
         controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
         _libraries = list(controller.lib_controllers)
-        _sgemm = _find_sgemm(_libraries)
+        _sgemm, _numpys = _find_sgemm(_libraries)
     return _libraries
 
 
-def _find_sgemm(libraries: list[Any]) -> Any:
-    """Return cblas_sgemm of numpy's wheels, or None."""
+def sums_are_independent() -> bool:
+    """Return whether BLAS sums an element of a product in one order, whichever others it computes with it.
+
+    OpenBLAS's kernels for AVX-512 do. Those for AVX2 unroll the sums at the edges of a matrix in another way.
+    """
+    return _numpys is not None and getattr(_numpys, "architecture", None) in AVX512
+
+
+def _find_sgemm(libraries: list[Any]) -> tuple[Any, Any]:
+    """Return cblas_sgemm of numpy's wheels and its library, or None."""
     for library in libraries:
         loaded = ctypes.CDLL(library.filepath)  # loaded already: this returns its handle
         function = next((getattr(loaded, name) for name in SGEMM if hasattr(loaded, name)), None)
@@ -61,8 +71,8 @@ def _find_sgemm(libraries: list[Any]) -> Any:
                 *(ctypes.c_float, pointer, integer),
             ]
             function.restype = None
-            return function
-    return None
+            return function, library
+    return None, None
 
 
 ROW_MAJOR, NORMAL, TRANSPOSED = 101, 111, 112
