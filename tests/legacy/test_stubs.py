@@ -117,6 +117,67 @@ print(y.cpu().sum().item(), tuple(layer(torch.ones(4, 2)).shape), torch_neuronx.
     assert (tmp_path / "profiles" / "double_0.json").exists() and "modelled" in done.stderr
 
 
+NATIVE = """
+import torch
+import nki, nki.isa as nisa, nki.language as nl
+
+@nki.jit
+def double(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray(x.shape, dtype=x.dtype)
+    nisa.dma_copy(tile, x)
+    nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+    nisa.dma_copy(out, tile)
+    return out
+
+x = torch.ones(4, 4, device=torch.device("neuron"))
+"""
+
+
+def test_pytorch_has_the_device_neuron_without_an_import(tmp_path):
+    pytest.importorskip("torch")
+    source = (
+        NATIVE
+        + """
+compiled = torch.compile(lambda x: double(x) + 1, backend="neuron")
+with torch.autocast(device_type="neuron"):
+    y = torch.nn.Linear(4, 4).to("neuron")(compiled(x))
+torch.neuron.synchronize()
+torch.distributed.init_process_group(backend="neuron")
+print(double(x).cpu().sum().item(), tuple(y.shape), torch.neuron.is_available(), torch.distributed.get_rank())
+"""
+    )
+    done = nki_run(tmp_path, source)
+    assert done.stdout == "32.0 (4, 4) True 0\n", done.stderr
+
+
+def test_a_trace_of_torch_has_our_profiles_beside_it(tmp_path):
+    pytest.importorskip("torch")
+    source = (
+        NATIVE
+        + """
+from torch.profiler import ProfilerActivity, profile
+from torch_neuronx.profiling import NeuronConfig, NeuronProfiler, ProfileMode
+config = NeuronConfig(modes=[ProfileMode.DEVICE], profile_output_dir="output", max_events_per_nc=10)
+both = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
+ready = NeuronProfiler(config).export_trace
+with profile(activities=both, experimental_config=config, on_trace_ready=ready):
+    double(x)
+"""
+    )
+    done = nki_run(tmp_path, source)
+    assert done.returncode == 0 and "modelled" in done.stderr, done.stderr
+    expected = {"framework_trace.json", "double_0.json", "neff_0.neff", "0_instid_0_vnc_0.ntff"}
+    assert expected == {path.name for path in (tmp_path / "output").iterdir()}
+
+
+def test_without_the_stub_pytorch_has_no_device(tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "script.py").write_text(NATIVE)
+    done = python("-m", "nki", "run", "--without", "torch_neuronx", "script.py", cwd=tmp_path)
+    assert done.returncode == 1 and "device string: neuron" in done.stderr
+
+
 def test_a_module_runs_too(tmp_path):
     (tmp_path / "test_it.py").write_text(
         KERNEL + "def test_double():\n    assert double(np.ones((2, 2), 'f')).sum() == 8\n"

@@ -7,15 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
-from . import finder, profiler
+from . import finder
+from .after_import import add_to
+from .profiler import add_kernels
 from .table import ROOTS
 
 
 def install(without: Collection[str] = ()) -> None:
     """Make the stubs importable in this process, except those of the roots in `without`."""
     finder.install({root: resolve for root, resolve in ROOTS.items() if root not in without})
-    profiler.install()
+    add_to("jax.profiler", add_kernels)
+    if "torch_neuronx" not in without and finder.is_stub("torch_neuronx"):
+        add_to("torch", _add_device)
+
+
+def _add_device(torch: ModuleType) -> None:
+    """Give PyTorch its device `neuron`, which a script of a device names without an import."""
+    from . import devices
+
+    devices.install()
 
 
 def remove() -> None:

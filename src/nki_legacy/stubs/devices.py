@@ -7,10 +7,14 @@ as a device would: a kernel that writes its input must not change the host's ten
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from . import neuron_device, xla_backend
+from .after_import import add_to
 
 _NAMES = ("xla", "neuron", "privateuseone")
 _mode: OnCpu | None = None
@@ -42,9 +46,21 @@ class OnCpu(TorchFunctionMode):
 def install() -> None:
     """Map accelerators to the CPU, from now on in this process."""
     global _mode
-    if _mode is None:
-        _mode = OnCpu()
-        _mode.__enter__()
+    if _mode is not None:
+        return
+    _mode = OnCpu()
+    _mode.__enter__()
+    xla_backend.install()
+    torch.utils.rename_privateuse1_backend("neuron")
+    torch._register_device_module("neuron", neuron_device)
+    if hasattr(torch, "accelerator"):  # PyTorch would ask the device for streams
+        torch.accelerator.current_accelerator = lambda check_available=False: None
+    add_to("torch._dynamo.backends.registry", _register_compiler)
+
+
+def _register_compiler(registry: ModuleType) -> None:
+    """Make `torch.compile(backend="neuron")` run a graph as it is."""
+    registry.register_backend(lambda graph, inputs: graph.forward, name="neuron")
 
 
 def device(index: int | None = None) -> torch.device:

@@ -8,6 +8,7 @@ searched otherwise, and one module would have two copies.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -83,6 +84,12 @@ def install(roots: Mapping[str, Resolve]) -> None:
 
 def is_installed() -> bool:
     return _FINDERS[0] in sys.meta_path
+
+
+def is_stub(root: str) -> bool:
+    """Return True if an import of a root would get its stub: no real package has the name."""
+    spec = importlib.util.find_spec(root)
+    return spec is not None and isinstance(spec.loader, _StubLoader)
 
 
 def remove() -> None:

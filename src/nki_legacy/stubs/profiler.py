@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -56,26 +54,7 @@ class profile:
 # ---- jax.profiler --------------------------------------------------------------------------------
 
 
-class AfterJaxProfiler(MetaPathFinder):
-    """Sees `jax.profiler` being imported, and adds our profiles to what it does."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path) if fullname == "jax.profiler" else None
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            add_to(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def add_to(module: ModuleType) -> None:
+def add_kernels(module: ModuleType) -> None:
     """`trace`, `start_trace` and `stop_trace` of JAX write modelled profiles of kernels too."""
     jax_trace, jax_start, jax_stop = module.trace, module.start_trace, module.stop_trace
     started: list[profile] = []
@@ -96,11 +75,3 @@ def add_to(module: ModuleType) -> None:
         jax_stop()
 
     vars(module).update(trace=trace, start_trace=start_trace, stop_trace=stop_trace)
-
-
-def install() -> None:
-    """Extend `jax.profiler`, from now on in this process."""
-    if not any(isinstance(finder, AfterJaxProfiler) for finder in sys.meta_path):
-        if "jax.profiler" in sys.modules:
-            add_to(sys.modules["jax.profiler"])
-        sys.meta_path.insert(0, AfterJaxProfiler())

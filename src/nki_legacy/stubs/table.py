@@ -57,6 +57,7 @@ TABLE: dict[str, dict[str, str]] = {
         "torch_neuronx.xla_impl": "",
         "torch_neuronx.xla_impl.ops": f"{_OURS}.torch_neuronx",
         "torch_neuronx.nki_hop": f"{_OURS}.torch_neuronx",
+        "torch_neuronx.profiling": f"{_OURS}.profiling",
         "torch_neuronx.experimental": "",
         "torch_neuronx.experimental.profiler": f"{_OURS}.profiler",
     },

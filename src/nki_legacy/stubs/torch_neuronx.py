@@ -13,6 +13,9 @@ from nki.options import choose_machine
 
 from .. import old_api, sessions
 from . import devices
+from .neuron_device import Stream as Stream
+from .neuron_device import stream as stream
+from .neuron_device import synchronize as synchronize
 
 T = TypeVar("T")
 __version__ = f"{torch.__version__.split('+')[0]}+open.nki"
@@ -76,9 +79,6 @@ def async_load(model: T, *_: object, **__: object) -> T:
 
 
 lazy_load = async_load
-
-
-def synchronize(*_: object) -> None: ...
 
 
 def get_platform_target() -> str:

@@ -1,4 +1,4 @@
-"""Imported for its effect: `torch.distributed.init_process_group("xla")` makes a group of gloo."""
+"""`torch.distributed.init_process_group` with the backends of the device: they make a group of gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _real = dist.init_process_group
 
 
 def _init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-    if backend != "xla":
+    if backend not in ("xla", "neuron"):
         _real(backend, *args, **kwargs)
     elif "WORLD_SIZE" in os.environ:
         _real("gloo", *args, **kwargs)
@@ -19,4 +19,6 @@ def _init(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         _real("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
-dist.init_process_group = _init
+def install() -> None:
+    """Accept the names of these backends, from now on in this process."""
+    dist.init_process_group = _init
