@@ -1,9 +1,15 @@
 """Which turn of which loops an instruction was issued in."""
 
+import random
+import sys
+
+import pytest
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.launch.loop_counters import Iterations, loops_of
+from nki.ir.turns import Turns
+from nki.launch.loop_counters import Iterations, loops_of, variables_at
 from nki.launch.observers import observe
 
 
@@ -11,8 +17,9 @@ def noted(kernel, *shape):
     """The turns of a kernel's instructions, in their order."""
     iterations = Iterations()
     with observe(iterations):
-        kernel.trace(nki.TensorSpec(shape, "float32"))
-    return [iterations.turns.get((0, n)) for n in range(1, 1 + max(n for _, n in iterations.turns))]
+        program = kernel.trace(nki.TensorSpec(shape, "float32"))
+    turns = iterations.finish()
+    return [turns.of(0, n) for n in range(1, 1 + len(program))]
 
 
 def fill(tile, value):
@@ -33,7 +40,7 @@ def nested(x):
 
 def test_the_variables_of_all_loops_around_a_call_are_noted_outermost_first():
     turns = noted(nested, 128, 8)
-    assert turns[0] is None  # outside of any loop
+    assert turns[0] == ()  # outside of any loop
     assert turns[1] == (("row", 0), ("_name", "left"), ("a", 0), ("b", 4))
     assert turns[2] == (("row", 0), ("_name", "right"), ("a", 4), ("b", 8))
 
@@ -68,7 +75,9 @@ def test_each_core_has_turns_of_its_own():
     iterations = Iterations()
     with observe(iterations):
         halves[2].trace(nki.TensorSpec((128, 8), "float32"))
-    assert sorted(iterations.turns) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    turns = iterations.finish()
+    assert [turns.of(core, n) for core in (0, 1) for n in (1, 2)] == 2 * [(("_step", 0),), (("_step", 1),)]
+    assert turns.of(1, 3) == turns.of(2, 1) == ()
 
 
 def test_loops_are_found_in_bytecode_with_what_they_set():
@@ -87,3 +96,121 @@ def test_a_profile_knows_the_turns_and_a_saved_program_has_none():
     again = nki.Program.parse(str(nested.trace(spec))).profile()
     assert again.timeline.bars[-1].turn == ()
     assert "part" in profile.html() and again.html()  # sites that were written down have pages too
+
+
+# ---- random nests, against a reader of all frames ------------------------------------------------
+
+
+def counted(tile, chance, depth):
+    for i in range(chance.randint(1, 3)):
+        step(tile, chance, depth)
+        if chance.random() < 0.2:
+            continue
+        for j, _word in enumerate(("one", "two", "three")):
+            step(tile, chance, depth)
+            if (i + j) % 2:
+                break
+
+
+def waited(tile, chance, depth):
+    left = chance.randint(1, 3)
+    while left:
+        left -= 1
+        step(tile, chance, depth)
+
+
+def generated(tile, chance, depth):
+    for i in generator(tile, chance, depth):
+        step(tile, chance, depth)
+        if i == 1:
+            nisa.memset(tile, 1.0)
+
+
+def resumed(tile, chance, depth):
+    """One generator is resumed by several loops and functions."""
+    made = generator(tile, chance, depth)
+    for a in range(2):
+        next(made, a)
+        step(tile, chance, depth)
+    for _b in range(2):
+        resume(made)
+
+
+def resume(made):
+    for _c in range(2):
+        next(made, None)
+
+
+def generator(tile, chance, depth):
+    for g in range(chance.randint(1, 4)):
+        step(tile, chance, depth)
+        yield g
+
+
+def listed(tile, chance, depth):
+    return [step(tile, chance, depth) for _k in range(2)]
+
+
+def repeated(tile, chance, depth):
+    for r in range(2):
+        nisa.memset(tile, float(r))
+        if depth > 0:
+            repeated(tile, chance, depth - 1)
+
+
+def step(tile, chance, depth):
+    nisa.memset(tile, 0.0)
+    for kind in chance.sample((counted, waited, generated, resumed, listed, repeated), min(depth, 2)):
+        kind(tile, chance, depth - 1)
+
+
+def frames_of_the_kernel(frame):
+    """The frames of this file, innermost first, up to the kernel's own."""
+    while frame is not None:
+        if frame.f_code.co_filename == __file__:
+            yield frame
+            if frame.f_code.co_name == "kernel":
+                return
+        frame = frame.f_back
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turns_equal_those_of_all_frames_in_random_nests(seed):
+    expected = []
+
+    def read(instruction):
+        turn = []
+        for frame in frames_of_the_kernel(sys._getframe(1)):
+            values = [(name, frame.f_locals.get(name)) for name in variables_at(frame.f_code, frame.f_lasti)]
+            turn = [(name, value) for name, value in values if isinstance(value, (int, str))] + turn
+        expected.append(tuple(turn))
+
+    @nki.jit
+    def kernel(x):
+        tile, chance = nl.ndarray((128, 8), nl.float32), random.Random(seed)
+        for _outer in range(2):
+            step(tile, chance, 3)
+        return x
+
+    iterations = Iterations()
+    with observe(iterations), observe(read):
+        kernel.trace(nki.TensorSpec((128, 8), "float32"))
+    turns = iterations.finish()
+    assert len(set(expected)) > 20
+    assert [turns.of(0, n) for n in range(1, 1 + len(expected))] == expected
+
+
+def test_frames_of_a_traced_kernel_are_released():
+    iterations = Iterations()
+    with observe(iterations):
+        nested.trace(nki.TensorSpec((128, 8), "float32"))
+        assert iterations.around
+    iterations.finish()
+    assert not iterations.around
+
+
+def test_a_number_that_is_used_again_has_the_turn_of_the_last():
+    turns = Turns()
+    for handle, value in ((1, 5), (3, 6), (3, 7)):
+        turns.add(0, handle, (("i",), (value,)))
+    assert [turns.of(0, n) for n in (1, 2, 3, 4)] == [(("i", 5),), (), (("i", 7),), ()]

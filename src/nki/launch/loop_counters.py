@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from operator import itemgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ..errors import is_ours
 from ..ir.context import running
 from ..ir.instruction import Instruction
+from ..ir.turns import OUTSIDE, Row, Turns
 
 LONGEST_WORD = 24
-Turn = tuple[tuple[str, Any], ...]
-OUTSIDE = ("nki.kernel", "nki.launch", "threading", "concurrent")  # who called the kernel
+CALLERS = ("nki.kernel", "nki.launch", "threading", "concurrent")  # who called the kernel
+RESUMED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR  # frames that may have another caller next time
 
 
 class LoopOf(NamedTuple):
@@ -30,70 +33,118 @@ class LoopOf(NamedTuple):
     variables: tuple[str, ...]
 
 
-OURS, CALLER = ("",), ("", "")  # what places of our own have instead of variables; who called the kernel
+class Place(NamedTuple):
+    """A place in the code where an instruction or a function is called."""
+
+    names: tuple[str, ...] = ()  # the variables of the loops around it
+    values: Callable[[Mapping[str, object]], tuple[object, ...]] = lambda variables: ()  # of these
+
+
+OURS, CALLER = Place(("",)), Place(("", ""))  # in our own code; in the code that called the kernel
 
 
 class Iterations:
-    """`turns[core, handle]`: ((variable, value), ...) of the loops around an instruction, outermost first."""
+    """An observer that adds the turn of each instruction to `turns`.
+
+    While a function runs, its callers stand still. So only those frames are read that were called since the
+    instruction before, and the one that called them.
+    """
 
     def __init__(self) -> None:
-        self.turns: dict[tuple[int, int], Turn] = {}
-        self.last: Turn = ()
-        self.places = Places()
+        self.turns = Turns()
+        self.last: Row = OUTSIDE
+        self.places: dict[tuple[int, int], Place] = {}  # by code and offset
+        self.codes: list[CodeType] = []  # held, so that their ids are not used again
+        self.around: dict[
+            FrameType, Row
+        ] = {}  # of the kernel's frames, outermost first: the loops around each
 
     def __call__(self, instruction: Instruction) -> None:
         core = running()
-        turn = self.places.turn(sys._getframe(1))
-        if not turn or core is None:
+        if core is None:
             return
-        if turn == self.last:
-            turn = self.last  # most instructions are of the same iteration as the one before
-        self.last = turn
-        self.turns[core.index, core.issued] = turn
+        frame: FrameType | None = sys._getframe(3)  # it called a function of ours, which called `issue`
+        row = self._row_at(frame) if frame in self.around else self._row_of_new(frame)
+        if row == self.last:
+            row = self.last  # most instructions are of the same iteration as the one before
+        self.last = row
+        self.turns.add(core.index, core.issued, row)
+        if core.recorder is None:  # each instruction runs as it is issued: a frame would keep tiles in memory
+            self.around.clear()
 
+    def finish(self) -> Turns:
+        """Return the turns, and release the frames of the kernel."""
+        self.around.clear()
+        return self.turns
 
-class Places:
-    """The loops around each place of the code that issues instructions; each place is analysed once."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[int, int], tuple[str, ...]] = {}  # by code and offset: the variables
-        self.codes: list[CodeType] = []  # held, so that their ids are not used again
-
-    def turn(self, frame: FrameType | None) -> Turn:
-        """The variables of all loops that are open in the kernel's frames, the innermost frame given."""
-        found: Turn = ()
-        known, in_kernel = self.known, False
-        while frame is not None:
-            place = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
-            names = known.get(place)
-            if names is None:
-                names = known[place] = self._look(frame)
-            if names is CALLER:
-                if in_kernel:
-                    break
-            elif names is not OURS:
-                in_kernel = True
-                if names:
-                    found = _values(frame.f_locals, names) + found
+    def _row_of_new(self, frame: FrameType | None) -> Row:
+        """Return the loops that are open in the kernel's frames, of which the innermost was called since."""
+        around = self.around
+        inner: list[FrameType] = []  # the kernel's frames that were called since, innermost first
+        while frame is not None and frame not in around:
+            place = self._place(frame)
+            if place is CALLER and inner:
+                frame = None
+                break
+            if place is not OURS and place is not CALLER:
+                inner.append(frame)
             frame = frame.f_back
+        if frame is None:
+            around.clear()
+            row = OUTSIDE
+        else:
+            row = self._row_at(frame)
+        while inner:
+            frame = inner.pop()
+            if not frame.f_code.co_flags & RESUMED:
+                around[frame] = row
+            place = self._place(frame)
+            if place.names:
+                row = _extended(row, frame, place)
+        return row
+
+    def _row_at(self, frame: FrameType) -> Row:
+        """Return the loops that are open in a frame and around it. All that it called before has ended."""
+        around = self.around
+        while next(reversed(around)) is not frame:
+            around.popitem()
+        place = self.places.get((id(frame.f_code), frame.f_lasti)) or self._place(frame)
+        return _extended(around[frame], frame, place) if place.names else around[frame]
+
+    def _place(self, frame: FrameType) -> Place:
+        key = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
+        found = self.places.get(key)
+        if found is None:
+            found = self.places[key] = _place(frame)
+            self.codes.append(frame.f_code)
         return found
 
-    def _look(self, frame: FrameType) -> tuple[str, ...]:
-        self.codes.append(frame.f_code)
-        module = frame.f_globals.get("__name__", "")
-        if is_ours(module):
-            return CALLER if module.startswith(OUTSIDE) else OURS
-        return variables_at(frame.f_code, frame.f_lasti)
+
+def _place(frame: FrameType) -> Place:
+    module = frame.f_globals.get("__name__", "")
+    if is_ours(module):
+        return CALLER if module.startswith(CALLERS) else OURS
+    names = variables_at(frame.f_code, frame.f_lasti)
+    if len(names) < 2:
+        return Place(names, lambda variables: (variables[names[0]],)) if names else Place()
+    return Place(names, itemgetter(*names))
 
 
-def _values(values: Mapping[str, object], names: tuple[str, ...]) -> Turn:
-    found = []
-    for name in names:
-        value = values.get(name)
-        shown = value if value.__class__ is int else _shown(value)
-        if shown is not None:
-            found.append((name, shown))
-    return tuple(found)
+def _extended(row: Row, frame: FrameType, place: Place) -> Row:
+    """Add the variables of a frame's loops to those of the frames around it."""
+    names, variables = place.names, frame.f_locals
+    try:
+        values = place.values(variables)
+    except KeyError:  # one was deleted
+        values = tuple(map(variables.get, names))
+    if not _INTS.issuperset(map(type, values)):
+        shown = [(name, _shown(value)) for name, value in zip(names, values, strict=True)]
+        kept = [pair for pair in shown if pair[1] is not None]
+        names, values = tuple([name for name, _ in kept]), tuple([value for _, value in kept])
+    return (row[0] + names, row[1] + values)
+
+
+_INTS = frozenset([int])
 
 
 def variables_at(code: CodeType, offset: int) -> tuple[str, ...]:

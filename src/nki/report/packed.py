@@ -17,9 +17,10 @@ import numpy as np
 
 from ..errors import Site, SourceLine
 from ..ir.storage import Storage
+from ..ir.turns import Turn
 from ..machine.memories import PSUM, SBUF
 from ..timing.names import QUEUES, TileNames
-from ..timing.timeline import Bar, Timeline, Turn
+from ..timing.timeline import Bar, Timeline
 from ..timing.timing_rules import ENGINES
 from .background import STATIONARY, background
 from .slices import MOST_OPERANDS, Slices

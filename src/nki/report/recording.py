@@ -8,7 +8,7 @@ heat map. The steps of two cores are in the order in which they ran.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from ..ir.effects import effects
 from ..ir.instruction import Instruction, ProgramPosition, State
 from ..ir.storage import Storage
 from ..ir.tensor import whole
+from ..ir.turns import Turns
 from ..ir.view import View
 from ..ir.writers import Writers, elements, has_own_elements
 from ..machine.dtypes import f32
@@ -70,7 +71,7 @@ class Recording:
     ):
         self.name, self.machine, self.values, self.cores = name, machine, values, cores
         self.budget, self.steps = budget, steps
-        self.turns: Mapping[tuple[int, int], Any] = {}  # the iteration of each step, by core and handle
+        self.turns = Turns()  # the iteration of each step
         self.begin()
 
     def begin(self) -> None:
@@ -265,7 +266,7 @@ class Recording:
 
     def _turn(self, core: int, number: int) -> tuple[tuple[str, Any], ...]:
         """Return where the loops around a step stood; of several cores, the core comes first."""
-        turn = self.turns.get((core, number), ())
+        turn = self.turns.of(core, number)
         return (("core", core), *turn) if self.cores > 1 else turn
 
     def _tile_columns(self) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,13 @@ from ..ir.caches import cached_property
 from ..ir.instruction import MatmulInstruction
 from ..ir.program import Program
 from ..ir.storage import Storage
+from ..ir.turns import Turn, Turns
 from ..ir.view import View
 from ..machine.memories import MemoryRegion
 from .names import TileNames, queue_of
 from .operation import Operation
 from .operation_plan import OperationPlan
 from .timing_rules import KIND_NUMBERS
-
-Turn = tuple[tuple[str, Any], ...]  # the variables of the loops around an instruction, outermost first
 
 
 class Bar(NamedTuple):
@@ -70,14 +68,14 @@ class Timeline:
         self.plans = plans
         self.cores = cores  # CoreSimulations, run to their end
         self.operations: list[Operation] = [op for p in plans for op in p.operations]
-        self.turns: Mapping[tuple[int, int], Turn] = {}  # by core and handle, where they were recorded
+        self.turns = Turns()  # where they were recorded
 
     def turn(self, op: Operation) -> Turn:
         """Return the loops in which an instruction was issued, with the values of their variables."""
         if op.instruction is None or not self.turns:
             return ()
         handle = op.instruction.handle
-        return self.turns.get((op.core, getattr(handle, "order", handle)), ())
+        return self.turns.of(op.core, getattr(handle, "order", handle))
 
     # ---- times -----------------------------------------------------------------------------------
 
