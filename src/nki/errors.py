@@ -337,12 +337,16 @@ def emit_warning(
 ) -> None:
     """Show a diagnostic as a Python warning attributed to the user's line."""
     text = show(message, site, notes, help)
-    cls = warning_class(kind)
     if site is None:
-        warnings.warn(text, cls, stacklevel=2)
+        warnings.warn(text, warning_class(kind), stacklevel=2)
     else:
-        registry = _registries.setdefault(site.filename, {})  # Python's filters decide; by default, once
-        warnings.warn_explicit(text, cls, site.filename, site.lineno, registry=registry)
+        warn_at(kind, text, site.filename, site.lineno)
+
+
+def warn_at(kind: str, text: str, filename: str, line: int) -> None:
+    """Show a Python warning of a line: Python's filters decide how often, by default once."""
+    registry = _registries.setdefault(filename, {})
+    warnings.warn_explicit(text, warning_class(kind), filename, line, registry=registry)
 
 
 _registries: dict[str, dict] = {}  # of the warnings shown, by file

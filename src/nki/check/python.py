@@ -38,13 +38,16 @@ class Finding:
     help: str
 
     def __str__(self) -> str:
-        kind = "NkiError" if self.level == "E" else "NkiWarning"
+        return f"{'NkiError' if self.level == 'E' else 'NkiWarning'}[{self.code}]: {self.described()}"
+
+    def described(self) -> str:
+        """Return the message with its line, without the kind: a warning is shown with its class."""
         source = self.text.strip()
         before = self.text[: self.column - 1].lstrip()
         caret = "".join("\t" if character == "\t" else " " for character in before) + "^"
         return "\n".join(
             [
-                f"{kind}[{self.code}]: {self.message}",
+                self.message,
                 f"  --> {self.filename}:{self.line}",
                 f"   |     {source}",
                 f"   |     {caret}",

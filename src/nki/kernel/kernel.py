@@ -11,13 +11,12 @@ import functools
 import inspect
 import pickle
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec
 
-from ..errors import NkiWarning, error, user_site
+from ..errors import error, user_site, warn_at
 from ..ir import tree
 from ..ir.context import running, warn
 from ..ir.program import Diagnostic, Program
@@ -270,7 +269,7 @@ class Kernel(_Typed[P]):
         if self.func not in _findings:
             _findings[self.func] = lint(self.func)
         for finding in _findings[self.func]:
-            warnings.warn_explicit(str(finding), NkiWarning, finding.filename, finding.line)
+            warn_at(finding.code, finding.described(), finding.filename, finding.line)
 
 
 _STATE = tuple(f.name for f in fields(Kernel))
