@@ -143,6 +143,11 @@ compiled = torch.compile(lambda x: double(x) + 1, backend="neuron")
 with torch.autocast(device_type="neuron"):
     y = torch.nn.Linear(4, 4).to("neuron")(compiled(x))
 torch.neuron.synchronize()
+import torch_neuronx
+torch_neuronx._lazy_init()
+assert torch_neuronx.device_count() == 1
+with torch_neuronx.stream(torch_neuronx.Stream(x.device)):
+    pass
 torch.distributed.init_process_group(backend="neuron")
 print(double(x).cpu().sum().item(), tuple(y.shape), torch.neuron.is_available(), torch.distributed.get_rank())
 """

@@ -12,10 +12,7 @@ import nki
 from nki.options import choose_machine
 
 from .. import old_api, sessions
-from . import devices
-from .neuron_device import Stream as Stream
-from .neuron_device import stream as stream
-from .neuron_device import synchronize as synchronize
+from . import devices, neuron_device
 
 T = TypeVar("T")
 __version__ = f"{torch.__version__.split('+')[0]}+open.nki"
@@ -102,4 +99,6 @@ def __getattr__(name: str) -> Any:
         from nki.frameworks import torch as bridge
 
         return getattr(bridge, name)
+    if name in vars(neuron_device):  # the functions of `torch.neuron`: device_count, synchronize, stream, ...
+        return getattr(neuron_device, name)
     raise AttributeError(f"the stub of Open NKI for torch_neuronx lacks torch_neuronx.{name}")
