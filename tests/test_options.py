@@ -13,7 +13,8 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.options import Options, choose_machine, framework_debug, from_environment
+from nki.options import VARIABLES as COMPARED
+from nki.options import Options, _read, choose_machine, framework_debug, from_environment
 
 VARIABLES = [
     "OPEN_NKI_STRICT",
@@ -159,3 +160,17 @@ def test_only_this_module_reads_the_environment():
         "tracebacks.py",  # the options use it
     }
     assert readers - others == {"options.py"}
+
+
+def test_every_variable_that_makes_the_options_is_compared(monkeypatch):
+    class Noting(dict):
+        def get(self, name, default=None):
+            names.add(name)
+            return super().get(name, default)
+
+    names: set[str] = set()
+    monkeypatch.setattr(os, "environ", Noting())
+    _read.__wrapped__(())
+    assert names == set(COMPARED)
+    os.environ["OPEN_NKI_THREADS"] = "3"  # not Python's own mapping
+    assert from_environment().threads == 3

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from .errors import error, unknown_name
@@ -22,6 +23,15 @@ DEFAULT_PLATFORM = "trn3"
 RELEASES = ("0.3", "0.4", "0.5", "0.6")
 
 _chosen: ContextVar[dict[str, Any]] = ContextVar("nki_options", default={})  # noqa: B039  never changed
+
+
+VARIABLES = (  # all that make Options
+    *("OPEN_NKI_STRICT", "NKI_PRECISE_FP", "OPEN_NKI_MAX_ITERATIONS", "NEURON_RT_DEBUG_OUTPUT_DIR"),
+    *("NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE", "NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"),
+    *("UNSAFE_FP8FNCAST", "OPEN_NKI_CACHE", "OPEN_NKI_CACHE_BYTES", "OPEN_NKI_API", "OPEN_NKI_THREADS"),
+    *("OPEN_NKI_DEVICE", "OPEN_NKI_WITHOUT", "OPEN_NKI_EXECUTOR"),
+)
+_RAW_NAMES = [getattr(os.environ, "encodekey", str)(name) for name in VARIABLES]
 
 
 def _flag(name: str, default: bool = False) -> bool:
@@ -70,10 +80,19 @@ def _choice(name: str, allowed: tuple[str, ...]) -> str:
 def from_environment() -> Options:
     """Return the options as `nki.options` or else the environment sets them now."""
     chosen = {name: value for name, value in _chosen.get().items() if name != "target"}
-    return replace(_read(), **chosen) if chosen else _read()
+    found = _read(_settings())
+    return replace(found, **chosen) if chosen else found
 
 
-def _read() -> Options:
+def _settings() -> tuple:
+    """Return what the environment holds for each variable; `os.environ` raises for those that are not set."""
+    raw = getattr(os.environ, "_data", None)
+    return tuple(map(os.environ.get, VARIABLES) if raw is None else map(raw.get, _RAW_NAMES))
+
+
+@lru_cache(maxsize=64)
+def _read(settings: tuple) -> Options:
+    """Return the options of the environment, which holds these settings."""
     return Options(
         strict=_flag("OPEN_NKI_STRICT"),
         precise_fp=_flag("NKI_PRECISE_FP", default=True),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from ctypes import c_void_p, sizeof
 
 import pytest
 
@@ -63,3 +65,12 @@ def test_the_root_is_not_kept_alive(is_reported):
     assert gone() is None
     with pytest.raises(AttributeError):
         states.hold()
+
+
+@pytest.mark.parametrize("items_follow", [True, False])
+def test_addresses_are_those_of_the_objects(monkeypatch, items_follow):
+    monkeypatch.setattr(identities, "ITEMS_FOLLOW", items_follow)
+    values = [1, 1.0, True, "text", None, (1,), [2], make(), int]
+    expected = b"".join(id(value).to_bytes(sizeof(c_void_p), sys.byteorder) for value in values)
+    assert identities.addresses(values) == identities.addresses(iter(values)) == expected
+    assert identities.addresses(()) == b""

@@ -80,10 +80,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
-    """True for dense tensors with values in the processor's memory: nothing else needs to be asked."""
+    """True for dense tensors with values in memory of the processor or a GPU: nothing else is to be asked."""
     return (
         type(tensor) in _PLAIN
-        and tensor.is_cpu
+        and (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or _is_functional(tensor) or is_wrapped(tensor))
     )

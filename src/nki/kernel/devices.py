@@ -146,9 +146,16 @@ def start(program: Program, tensors: Sequence[Any], device: Any) -> Started | st
     changed = [storage for storage in plan.written if storage in originals]
     if not _may_change([originals[s] for s in changed], tensors):
         return "it writes an argument that may not be written"
-    given = {s: t.detach().contiguous().to(device) for s, t in originals.items()}
+    given = {s: _plain(t, device) for s, t in originals.items()}
     pending = graphs.start(plan, given, device)
     return Started(program, originals, changed, plan.constants_on(torch, device), pending)
+
+
+def _plain(tensor: Any, device: Any) -> Any:
+    """Return a tensor on a device, dense and without a gradient; itself where it is such already."""
+    if tensor.device == device and tensor.is_contiguous() and not tensor.requires_grad:
+        return tensor
+    return tensor.detach().contiguous().to(device)
 
 
 def _may_change(written: Sequence[Any], tensors: Sequence[Any]) -> bool:

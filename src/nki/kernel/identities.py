@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import c_void_p, sizeof, string_at
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -18,9 +20,16 @@ _STATE = tuple(
 )
 
 
-def addresses(values: Iterable[Any], count: int) -> bytes:
-    """Return where objects lie, in order: twice as fast as to compare them one by one with `is`."""
-    return np.fromiter(values, object, count).tobytes()
+def addresses(values: Iterable[Any]) -> bytes:
+    """Return where objects lie, in order: several times faster than to compare them one by one with `is`."""
+    found = tuple(values)
+    if ITEMS_FOLLOW:
+        return string_at(id(found) + tuple.__basicsize__, len(found) * sizeof(c_void_p))
+    return np.fromiter(found, object, len(found)).tobytes()
+
+
+# CPython stores the addresses of a tuple's items behind its fixed part, so that one copy takes all of them
+ITEMS_FOLLOW = sys.implementation.name == "cpython"
 
 
 def by_presence(spaces: Iterable[tuple[Mapping[str, Any], dict[str, Any]]]) -> tuple[list, list]:
@@ -43,23 +52,32 @@ class FunctionStates:
         self._empty = [vars(f) for f in functions if not vars(f)]  # before what refers to them is noted
         self._root = [weakref.ref(f) for f in functions if f is root]
         self._others = [f for f in functions if f is not root]
-        self._states = [*_states(self._living())]
-        self._referents = gc.get_referents(*self._living())
-        self._addresses = addresses(self._referents, len(self._referents))
+        self._states = [*_states(self._living())]  # alive, so that nothing else gets their addresses
+        self._addresses = self._present()
 
     def hold(self) -> bool:
         """Return True if the state of every function is as it was. Raises AttributeError if one is gone."""
         if any(self._empty):
             return False
-        functions = self._living()
-        if IS_STATE_REPORTED:
-            now = gc.get_referents(*functions)
-            if len(now) == len(self._referents) and addresses(now, len(now)) == self._addresses:
-                return True
-        return all(map(is_, _states(functions), self._states))  # it may be another doc string
+        now = self._present()
+        if IS_STATE_REPORTED and now == self._addresses:
+            return True
+        if not all(map(is_, _states(self._living()), self._states)):
+            return False
+        self._addresses = now  # another doc string; read before the states were compared
+        return True
+
+    def _present(self) -> bytes:
+        return addresses(gc.get_referents(*self._living()))
 
     def _living(self) -> list[Any]:
         return [*(ref() for ref in self._root), *self._others]
+
+
+def dict_of(cls: type) -> dict[str, Any]:
+    """Return the dict that the proxy `vars(cls)` stands for: to read it takes half the time."""
+    (found,) = gc.get_referents(vars(cls))
+    return found
 
 
 def _states(functions: Sequence[types.FunctionType]) -> Iterator[Any]:

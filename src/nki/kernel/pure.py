@@ -45,7 +45,7 @@ WHOLE_MODULES = ["nki.language", "nki.isa", "nki.collectives", "math", "operator
 
 # modules whose functions and classes are not followed
 PYTHON_MODULES = words("""
-    typing typing_extensions dataclasses enum collections contextlib functools copy operator fractions
+    typing typing_extensions dataclasses enum collections contextlib functools copy operator fractions reprlib
 """)
 UNLISTED = words(
     "fields get_type_hints attrgetter methodcaller"

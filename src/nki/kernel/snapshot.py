@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ..ir.tensor import NkiTensor
 from . import pure
 from .global_names import BY_TEXT, READING, GlobalUse, attributes_by_text, imports_in, names_in
-from .identities import MISSING, FunctionStates, addresses, by_presence
+from .identities import MISSING, FunctionStates, addresses, by_presence, dict_of
 
 LARGEST = 20_000  # objects that are followed
 _ADDED = ("__slotnames__", "__annotations_cache__", "__abstractmethods__")  # by Python, when a class is used
@@ -84,11 +84,11 @@ class Snapshot:
         self._states = FunctionStates(self._functions, function)
         self._functions.clear()
         self._absent, self._readers = by_presence(self._names.values())
-        self._own = [*map(vars, self._classes)]
+        self._own = [*map(dict_of, self._classes)]
         self._own_sizes = [*map(len, self._own)], [*map(_size, self._classes)]
         parts, self._sizes = self._present()
         self._kept = [*parts]  # alive, so that nothing else gets their addresses
-        self._addresses = addresses(self._kept, len(self._kept))
+        self._addresses = addresses(self._kept)
 
     def holds(self) -> bool:
         """Return True if everything is as it was."""
@@ -97,7 +97,7 @@ class Snapshot:
             return (
                 sizes == self._sizes
                 and self._states.hold()
-                and addresses(parts, len(self._kept)) == self._addresses
+                and addresses(parts) == self._addresses
                 and all(names.isdisjoint(absent) for names, absent in self._absent)
                 and self._classes_have_sizes()
                 and self._registrations in (None, get_cache_token())
@@ -190,7 +190,7 @@ class Snapshot:
 
     def _note_class(self, cls: type) -> None:
         self._classes.append(cls)
-        own = vars(cls)
+        own = dict_of(cls)
         for name in own:
             if name not in _ADDED:
                 self._note(own, name, own[name])

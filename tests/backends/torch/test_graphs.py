@@ -203,3 +203,19 @@ def test_narrow_products_stay_within_the_bound_of_a_float32_sum(dtype):
     bound = 1024 * 2.0**-24 * (left.double().abs().T @ right.double().abs())
     rounding = exact.abs() * torch.finfo(dtype).eps
     assert ((found.double() - exact).abs() <= bound + rounding).all()
+
+
+@on_a_gpu
+def test_an_interrupt_during_a_capture_leaves_the_random_generator_usable(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    x = torch.full((4, 8), 3.0, device="cuda")
+    graphs._on_device.clear()
+    wanted = logarithm(x)
+    monkeypatch.setattr(DeviceRunner, "launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        logarithm(x)
+    monkeypatch.undo()
+    torch.rand(4, device="cuda")
+    assert all(torch.equal(logarithm(x), wanted) for _ in range(3))

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-
 from ...errors import NkiError, emit_warning
 from ...ir.caches import LRUCache
 from ...ir.storage import Storage
@@ -56,10 +54,9 @@ def start(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Pending:
 
     where = torch.device(where)
     try:
-        with torch.no_grad(), _exact_products(torch), np.errstate(all="ignore"):
-            if where.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-                return _graphs_on(torch, where).run(plan, given)
-            return Pending(DeviceRunner(torch, plan, given, where).run())
+        if where.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            return _graphs_on(torch, where).run(plan, given)
+        return Pending(DeviceRunner(torch, plan, given, where).run())
     except (Diagnosed, NkiError):
         return Pending(None)
 
@@ -181,7 +178,7 @@ class CudaCapture:
                     runner = DeviceRunner(torch, plan, given | self.given, where)
                     self.doubt = runner.launch()
                     self.written = runner.written()
-            except Exception:
+            except BaseException:  # KeyboardInterrupt too
                 _leave_capture(torch, where)
                 raise
         self.kept = plan.numbers[where], plan.constants_on(torch, where)  # at addresses that the graph knows
@@ -241,29 +238,3 @@ def finish_kernels() -> None:
     """Wait for the kernels that are being compiled: for those who measure."""
     for graphs in list(_on_device.values()):
         graphs.kernels.finish()
-
-
-# ---- float32 products ----------------------------------------------------------------------------
-
-_users = 0
-_before: Any = None
-
-
-@contextmanager
-def _exact_products(torch: ModuleType) -> Any:
-    """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
-    global _users, _before
-    settings = torch.backends.cuda.matmul
-    name, exact = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
-    with _lock:
-        if _users == 0:
-            _before = getattr(settings, name)
-            setattr(settings, name, exact)
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                setattr(settings, name, _before)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +85,15 @@ class DeviceRunner(InstructionRunner):
         """
         outer = activate(self.core)  # type: ignore[arg-type]
         try:
-            for step in self.plan.steps:
-                if isinstance(step, BatchedGemm):
-                    self._products(step)
-                elif isinstance(step, Batch):
-                    self._batch(step)
+            with self.torch.no_grad(), _exact_products(self.torch), np.errstate(all="ignore"):
+                for step in self.plan.steps:
+                    if isinstance(step, BatchedGemm):
+                        self._products(step)
+                    elif isinstance(step, Batch):
+                        self._batch(step)
+                return self.device.doubt()
         finally:
             activate(outer)
-        return self.device.doubt()
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -208,3 +211,30 @@ class DeviceRunner(InstructionRunner):
 
     def _wide(self, grid: OperandGrid, lead: tuple[int, ...]) -> Any:
         return f32(self.lanes(grid, lead), grid.layout.dtype).tensor  # type: ignore[arg-type, attr-defined]
+
+
+# ---- float32 products ----------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_users = 0
+_before: Any = None
+
+
+@contextmanager
+def _exact_products(torch: ModuleType) -> Any:
+    """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
+    global _users, _before
+    settings = torch.backends.cuda.matmul
+    name, exact = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
+    with _lock:
+        if _users == 0:
+            _before = getattr(settings, name)
+            setattr(settings, name, exact)
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                setattr(settings, name, _before)
