@@ -78,8 +78,14 @@ class ActivationInstruction(ReducingInstruction):
         """dst = op(z); the registers see the float32 results before the cast."""
         self._warn_range(z)
         function: Any = self.op.activation
-        straight = dst.dtype == np.float32 and self.dst.dtype != "tfloat32" and isinstance(function, np.ufunc)
-        values = function(z, out=dst) if straight else function(z, **options)
+        is_ufunc = function.__class__ is np.ufunc
+        straight = is_ufunc and dst.dtype == np.float32 and self.dst.dtype is not dtypes.tfloat32
+        if straight:
+            values = function(z, out=dst)
+        elif is_ufunc:
+            values = function(z, out=scratch(z.shape, z))  # z may be this scratch array itself
+        else:
+            values = function(z, **options)
         lanes = self._reduce(values) if self.reduces else None
         if not straight:
             dtypes.store(dst, values, self.dst.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,12 +87,17 @@ class RangeSelect(VectorReduction):
         self, dst: Array, on_true_tile: Array, bound0: Array, bound1: Array, reduce_res: Array | None
     ) -> None:
         x = flat(f32(on_true_tile, self.on_true_tile.dtype))
-        start: Any = self.range_start
-        index = np.arange(start, start + x.shape[1]).astype(np.float32)
+        index = _indices(self.range_start, x.shape[1])
+        masks = [
+            op.formula(index, bound)  # type: ignore[misc]
+            for op, bound in ((self.comp_op0, flat(bound0)), (self.comp_op1, flat(bound1)))
+            if not _holds_everywhere(op, index, bound)
+        ]
         values = x
-        if not self._takes_all(index, flat(bound0), flat(bound1)):
-            mask = self.comp_op0.formula(index, flat(bound0))  # type: ignore[misc]
-            mask &= self.comp_op1.formula(index, flat(bound1))  # type: ignore[misc]
+        if masks:
+            mask = masks[0]
+            for other in masks[1:]:
+                mask &= other
             values = scratch(x.shape, x)
             values.fill(FP32_MIN)
             np.copyto(values, x, where=mask)
@@ -99,13 +105,18 @@ class RangeSelect(VectorReduction):
         store(dst, values.reshape(dst.shape), self.dst.dtype)
         accumulators.read_out(self, acc, reduce_res)
 
-    def _takes_all(self, index: np.ndarray, bound0: np.ndarray, bound1: np.ndarray) -> bool:
-        """Both comparisons hold for every element: those with an order do if they hold at both ends."""
-        if "equal" in (self.comp_op0.name, self.comp_op1.name) or bound0.__class__ is not np.ndarray:
-            return False  # elsewhere a look costs more than the comparisons
-        ends = index[:: max(index.size - 1, 1)]
-        first, second = self.comp_op0.formula(ends, bound0), self.comp_op1.formula(ends, bound1)  # type: ignore[misc]
-        return bool(first.all() and second.all())
+
+@lru_cache(maxsize=64)
+def _indices(start: Any, count: int) -> np.ndarray:
+    """Return float32 numbers from `start` on."""
+    return np.arange(start, start + count).astype(np.float32)
+
+
+def _holds_everywhere(op: Operator, index: np.ndarray, bound: np.ndarray) -> bool:
+    """Return whether a comparison holds for every element: those with an order are asked at both ends."""
+    if op.name == "equal" or bound.__class__ is not np.ndarray:
+        return False  # elsewhere a look costs more than the comparison
+    return bool(op.formula(index[:: max(index.size - 1, 1)], bound).all())  # type: ignore[misc]
 
 
 class SelectReduce(VectorReduction):

@@ -27,6 +27,8 @@ from .steps import (
 from .tracking import Node
 from .values import Elements, SSAValue, storage_elements
 
+MAX_JOINED = 1 << 17  # elements of tiles that are joined
+
 
 class Location(NamedTuple):
     """Elements in bytes of a storage, or of the arena or a region (None)."""
@@ -169,7 +171,36 @@ class StepEmitter:
             PackedTile(row, step, tile.rows, tile.column, tile.columns, self.ref(elements))
             for tile, row, elements in factor.packed()
         ]
+        tiles = tiles if step > 1 else _join_rows(tiles)
         return Matrix(factor.rows, factor.columns, None, tuple(tiles), _mostly_transposed(tiles))
+
+
+def _join_rows(tiles: Sequence[PackedTile]) -> list[PackedTile]:
+    """Join tiles whose rows follow each other, in the factor and in memory: each is a call of numpy."""
+    found: dict[tuple[int, int], list[PackedTile]] = {}
+    for tile in tiles:
+        column = found.setdefault((tile.column, tile.columns), [])
+        joined = _joined(column[-1], tile) if column else None
+        if joined is None:
+            column.append(tile)
+        else:
+            column[-1] = joined
+    return [tile for column in found.values() for tile in column]
+
+
+def _joined(above: PackedTile, tile: PackedTile) -> PackedTile | None:
+    """Return two tiles as one, or None if they are apart, or large enough for a thread each."""
+    first, second = above.source, tile.source
+    rows = above.rows + tile.rows
+    if (
+        above.row + above.rows == tile.row
+        and len(first.shape) == len(second.shape) == 2
+        and (first.storage, first.strides, first.dtype) == (second.storage, second.strides, second.dtype)
+        and second.offset == first.offset + above.rows * first.strides[0]
+        and rows * tile.columns <= MAX_JOINED
+    ):
+        return above._replace(rows=rows, source=first._replace(shape=(rows, tile.columns)))
+    return None
 
 
 def _mostly_transposed(tiles: Sequence[PackedTile]) -> bool:

@@ -37,7 +37,6 @@ from .steps import (
     GemmStep,
     InstructionStep,
     Matrix,
-    OutputRef,
     ParallelSteps,
     PlanStep,
 )
@@ -121,7 +120,10 @@ class PlanRunner:
 
     def array(self, ref: ArrayRef) -> np.ndarray:
         storage, offset, shape, strides, dtype = ref
-        return np.ndarray(shape, dtype.storage, self._raw(storage), offset, strides)
+        raw = self.raws.get(storage)
+        if raw is None:
+            raw = self._raw(storage)
+        return np.ndarray(shape, dtype.storage, raw, offset, strides)
 
     def _raw(self, storage: int) -> np.ndarray:
         raw = self.raws.get(storage)
@@ -222,7 +224,7 @@ class PlanRunner:
         elif step.order is not None:
             src = src.transpose(step.order)
         target, dtype = operands[0].dtype, operands[index].dtype
-        dst = self._output(step.outputs[0], operands[0])
+        dst = self._output(step.outputs[0].target, operands[0])
         src = src if src.shape == dst.shape else src.reshape(dst.shape)
         if target is dtype:
             _copy_bits(dst, src)
@@ -236,26 +238,27 @@ class PlanRunner:
         memory = self.memories[view.storage]
         return memory.read_float32(view) if widened else memory.read(view)  # type: ignore[no-any-return]
 
-    def _output(self, output: OutputRef, view: View) -> np.ndarray:
-        if output.target is not None:
-            return self.array(output.target)
+    def _output(self, target: ArrayRef | None, view: View) -> np.ndarray:
+        if target is not None:
+            return self.array(target)
         return self.memories[view.storage].write(view)  # type: ignore[no-any-return]
 
     def _compute(self, step: InstructionStep, instruction: Instruction) -> None:
-        operands = instruction.operands()
-        arrays: list[Any] = list(operands)
+        arrays: list[Any] = list(instruction.operands())
         written: Any = step.written
         for (i, source), (_, widened) in zip(step.reads, instruction.access.reads, strict=True):
-            arrays[i] = self._input(source, operands[i], widened)
-        for output in step.outputs:
-            i = output.number
-            if instruction.accumulates and output.target is None:
-                arrays[i], written = self.core.executor._accumulate_at(operands[i], instruction)
+            if source is not None and not widened:  # most are
+                arrays[i] = self.array(source)
             else:
-                old = None if output.before is None else self.array(output.before)
-                arrays[i] = self._output(output, operands[i])
-                if old is not None:
-                    _copy_bits(arrays[i], old)
+                arrays[i] = self._input(source, arrays[i], widened)
+        for i, target, before in step.outputs:
+            if target is None and instruction.accumulates:
+                arrays[i], written = self.core.executor._accumulate_at(arrays[i], instruction)
+                continue
+            old = None if before is None else self.array(before)
+            arrays[i] = self._output(target, arrays[i])
+            if old is not None:
+                _copy_bits(arrays[i], old)
         if instruction.accumulates:
             self.core.engine_state.matmul_written = written
         instruction.compute(*arrays)
