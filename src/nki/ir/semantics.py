@@ -13,9 +13,11 @@ class Move(NamedTuple):
     """dst = src, element by element in stream order; cast through float32 where the dtypes differ.
 
     `order` permutes the dimensions of src first; "transpose" takes src as [P, F] and dst as [F, P].
+    `through_float32`: equal dtypes are cast, too. The numbers are the same; the bits of a NaN may change.
     """
 
     order: Any = None
+    through_float32: bool = False
 
 
 class MatrixProduct(NamedTuple):

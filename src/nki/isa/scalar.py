@@ -17,6 +17,7 @@ from ..ir.instruction import (
     Out,
     State,
 )
+from ..ir.semantics import Move
 from ..ir.tensor import NkiTensor
 from ..ir.view import View
 from ..launch.core import issue
@@ -213,6 +214,15 @@ class Activation(ActivationInstruction):
                 f"{self.public}: on {machine.name} bias must be a tile, got {self.bias!r}",
                 help="memset a [P, 1] tile and pass it as bias",
             )
+
+    def meaning(self, machine: Machine) -> Move | None:
+        is_copy = (
+            self.op is COPY and not self.reduces and self.dst.dtype.is_float and self.data.dtype.is_float
+        )
+        are_numbers = not isinstance(self.scale, View) and not isinstance(self.bias, View)
+        is_direct = self.dst.indirection is None and self.data.indirection is None
+        unscaled = is_copy and are_numbers and is_direct and self.scale == 1 and not self.bias
+        return Move(through_float32=True) if unscaled else None
 
     def compute(self, dst, data, bias, scale, reduce_res) -> None:
         z = shaped(f32(data, self.data.dtype), dst)

@@ -149,4 +149,5 @@ def _drop_unread(nodes: list[Node], removed: set[Node]) -> None:
 def _is_pure(node: Node) -> bool:
     if node.kind in PURE:
         return True
-    return node.kind == "compute" and bool(node.outputs) and getattr(node.outputs[0][1], "is_zero", False)
+    value = node.outputs[0][1] if node.kind == "compute" and node.outputs else None
+    return value.__class__ is SSAValue and (value.is_zero or value.origin is not None)  # a fill, or a copy

@@ -155,6 +155,11 @@ class CoreTiles(dict[Storage, TileContents]):
             ):
                 raise Untrackable(storage, "read through another tile's memory")
 
+    def values_in(self, view: View) -> set[SSAValue]:
+        """Return the values of which a view has a part."""
+        where = box_of(view)
+        return {segment.value for segment in self[view.storage].segments if segment.where.overlaps(where)}
+
     def written_by_matmul(self, view: View) -> set[bool]:
         """Return whether the segments that a view overlaps are sums of products; {False} for none."""
         where = box_of(view)

@@ -18,7 +18,7 @@ from ...machine.dtypes import float32
 from ..lowered import Lowered, Signature
 from .storages import Storages
 from .tiles import CoreTiles, Untrackable, box_of
-from .values import Elements, SSAValue, as_dtype, permuted, storage_elements
+from .values import Elements, SSAValue, as_dtype, joined, permuted, split_view, storage_elements
 
 WIDENED = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")  # exact in float32
 
@@ -90,7 +90,7 @@ class Tracker:
             meaning = kind.meaning
             if not (
                 (meaning.__class__ is MatrixProduct and self._product(item, meaning, position))  # type: ignore[arg-type]
-                or (meaning.__class__ is Move and self._move(item, meaning, position))  # type: ignore[arg-type]
+                or (meaning.__class__ is Move and self._move(item, kind, position))  # type: ignore[arg-type]
             ):
                 self._instruction(item, kind, position)  # type: ignore[arg-type]
             position += 1
@@ -99,7 +99,7 @@ class Tracker:
 
     # ---- one instruction -------------------------------------------------------------------------
 
-    def _instruction(self, instruction: Instruction, kind: Signature, position: int) -> None:
+    def _instruction(self, instruction: Instruction, kind: Signature, position: int) -> Node:
         node = Node("compute", instruction, position)
         meaning, access, operands = kind.meaning, kind.access, instruction.operands()
         if kind.lazy:
@@ -109,7 +109,7 @@ class Tracker:
                 (i, operands[i], None) for i in instruction.write_at if isinstance(operands[i], View)
             ]
             self.nodes.append(node)
-            return
+            return node
         if meaning.__class__ is Move and instruction.lazy_output:
             node.kind, node.order = "move", meaning.order  # type: ignore[union-attr]
         for i, _ in access.reads:
@@ -124,6 +124,7 @@ class Tracker:
         if meaning.__class__ is Sum:
             node.written = "sum"
         self.nodes.append(node)
+        return node
 
     def _read(self, view: View, node: Node) -> Any:
         storage = view.storage
@@ -156,26 +157,31 @@ class Tracker:
         node.outputs.append((index, value, before))
         self.tiles.define(view, value)
 
-    def _move(self, instruction: Instruction, meaning: Move, position: int) -> bool:
+    def _move(self, instruction: Instruction, kind: Signature, position: int) -> bool:
         """Make a copy of a value an alias of it. False: the elements have to be moved."""
+        meaning: Move = kind.meaning  # type: ignore[assignment]
         operands = instruction.operands()
         dst, src = operands[0], operands[1]
         storages, source = self.storages, src.storage
         if not dst.storage.on_chip or dst.storage in storages.in_place:
             return False
+        same = dst.dtype is src.dtype
+        if not same and not (dst.dtype is float32 and src.dtype in WIDENED):
+            return False
         wide: Elements | None = None
         if source.on_chip:
             if source in storages.in_place:
                 return False
+            wide = self._origin_of(src)  # before what it spans is gathered
             elements = self._locate(src, position)
-            wide = self._origin_of(src)
         elif source not in storages.written:
             elements = self._source(src)
         else:
             return False
-        same = dst.dtype is src.dtype
-        if not same and not (dst.dtype is float32 and src.dtype in WIDENED):
-            return False
+        if meaning.through_float32:
+            value = self._instruction(instruction, kind, position).outputs[0][1]
+            value.origin = _origin_value(dst, wide or elements, None)
+            return True
         alias = permuted(elements, None, dst.shape) if same and meaning.order is None else None
         if same and meaning.order is None and alias is None:
             return False
@@ -246,10 +252,20 @@ class Tracker:
     def _origin_of(self, view: View) -> Elements | None:
         """Locate the same numbers before they were transposed or widened."""
         value = self.tiles[view.storage].exact.get(view._sig or view.sig) or self.tiles.holder(view)
-        if value is None or value.origin is None or value.dtype is not view.dtype:
+        return self._joined_origin(view) if value is None else _origin_in(value, view)
+
+    def _joined_origin(self, view: View) -> Elements | None:
+        """Locate the same for a view of several values, whose origins may be adjacent, too."""
+        values = self.tiles.values_in(view)
+        if any(value.origin is None for value in values):
             return None
-        elements = value.origin.locate(view)
-        return None if elements is None else as_dtype(elements, value.origin.dtype)
+        for dim in range(1, len(view.shape)):
+            parts = split_view(view, dim, len(values))
+            owners = [self.tiles.holder(part) for part in parts]
+            if parts and all(owners):
+                found = [_origin_in(owner, part) for owner, part in zip(owners, parts, strict=True)]  # type: ignore[arg-type]
+                return joined(found, dim)
+        return None
 
     def _adds(self, dst: View, accumulate: bool | None) -> tuple[bool, SSAValue | None]:
         """Return whether a matmul adds to dst, and to which value; None: to parts of several."""
@@ -334,6 +350,14 @@ class Tracker:
 
 def _length(item: Item) -> int:
     return sum(_length(i) for i in item.body) if isinstance(item, Loop) else 1
+
+
+def _origin_in(value: SSAValue, view: View) -> Elements | None:
+    """Locate a view of a value in its origin."""
+    if value.origin is None or value.dtype is not view.dtype:
+        return None
+    elements = value.origin.locate(view)
+    return None if elements is None else as_dtype(elements, value.origin.dtype)
 
 
 def _origin_value(view: View, elements: Elements, order: object) -> SSAValue | None:

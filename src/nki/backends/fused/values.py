@@ -244,6 +244,36 @@ def permuted(elements: Elements, order: Any, shape: Sequence[int]) -> Elements |
     return None if strides is None else _selected(elements, wanted, strides)
 
 
+def split_view(view: View, dim: int, count: int) -> list[View]:
+    """Return a view in equal parts along a dimension; none where it has no such parts."""
+    size, rest = divmod(view.shape[dim], count) if count else (0, 1)
+    if rest:
+        return []
+    shape = Shape((*view.shape[:dim], size, *view.shape[dim + 1 :]))
+    step = size * view.strides[dim]
+    return [View(view.storage, view.offset + i * step, shape, view.strides, view.dtype) for i in range(count)]
+
+
+def joined(parts: Sequence[Elements | None], dim: int) -> Elements | None:
+    """Return parts along a dimension as one strided selection; None if there is none."""
+    first, second = parts[:2]
+    if first is None or second is None:
+        return None
+    size, step = first.shape[dim], second.offset - first.offset
+    if size > 1 and step != size * first.strides[dim]:
+        return None
+    for number, part in enumerate(parts):
+        if part != _at(first, first.offset + number * step):
+            return None
+    shape = (*first.shape[:dim], size * len(parts), *first.shape[dim + 1 :])
+    strides = (*first.strides[:dim], step // size, *first.strides[dim + 1 :])
+    return _selected(first, shape, strides)
+
+
+def _at(elements: Elements, offset: int) -> Elements:
+    return _elements(Elements, (elements.base, offset, *elements[2:]))
+
+
 def _selected(elements: Elements, shape: tuple[int, ...], strides: tuple[int, ...]) -> Elements:
     """Return elements with another shape and other strides."""
     return _elements(Elements, (elements.base, elements.offset, shape, strides, elements.dtype))
