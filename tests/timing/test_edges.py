@@ -5,8 +5,10 @@ import random
 import pytest
 
 from nki.ir.dependences import RAW, WAR, WAW
-from nki.timing.edges import Users, edges_of, priorities
+from nki.timing import operation_table
+from nki.timing.edges import Users, priorities
 from nki.timing.operation import ORDER, SPACE, Operation
+from nki.timing.operation_table import OperationTable
 from nki.timing.timing_rules import BEGUN, DONE, FREE, KIND_NUMBERS, SEEN, releases
 
 KINDS = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma", "spill", "reload")
@@ -19,6 +21,15 @@ def random_operations(seed, count=60):
         for other in rng.sample(range(op.index), min(op.index, rng.randrange(5))):
             op.wait_for(other, rng.choice((RAW, WAR, WAW, SPACE, ORDER)))
     return operations
+
+
+def edges_of(operations):
+    table = OperationTable()
+    for op in operations:
+        assert table.begin(op.position, op.kind) == op.index
+        table.end(op.waits)
+    table.finish()
+    return table.edges()
 
 
 def numbers(operations):
@@ -74,3 +85,17 @@ def test_changed_edges_are_those_of_changed_operations(seed):
         operations[user].waits = {other: RAW}
     for found, expected in zip(changed, edges_of(operations), strict=True):
         assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_table_returns_the_operations_and_waits_it_was_given(seed, monkeypatch):
+    monkeypatch.setattr(operation_table, "CHUNK", 7)  # waits move to the columns in several steps
+    operations, tile = random_operations(seed), object()
+    table = OperationTable()
+    for op in operations:
+        op.tile = table.tiles[table.begin(op.position, op.kind)] = tile
+        table.end(op.waits)
+    table.finish()
+    for found, op in zip(table.operations([], 0), operations, strict=True):
+        assert (found.index, found.kind, found.waits, found.tile) == (op.index, op.kind, op.waits, tile)
+        assert list(found.waits) == list(op.waits)

@@ -35,11 +35,11 @@ class AccessHistory:
         """Record that access `number` reads a box; it waits for the writes that overlap it."""
         writes = self.writes
         if len(writes) == 1 and box in writes:  # most tiles are written and read as a whole
-            _wait(waits, number, writes[box], RAW)
+            wait(waits, number, writes[box], RAW)
         else:
             for other, writer in writes.items():
                 if box.overlaps(other):
-                    _wait(waits, number, writer, RAW)
+                    wait(waits, number, writer, RAW)
         readers = self.reads.get(box)
         if readers is None:
             self.reads[box] = [number]
@@ -56,16 +56,16 @@ class AccessHistory:
             for other, readers in list(self.reads.items()):
                 if box.overlaps(other):
                     for reader in readers:
-                        _wait(waits, number, reader, WAR)
+                        wait(waits, number, reader, WAR)
                     if box.contains(other):
                         del self.reads[other]
         writes = self.writes
         if len(writes) == 1 and box in writes:
-            _wait(waits, number, writes[box], WAW)
+            wait(waits, number, writes[box], WAW)
         elif writes:
             for other, writer in list(writes.items()):
                 if box.overlaps(other):
-                    _wait(waits, number, writer, WAW)
+                    wait(waits, number, writer, WAW)
                     if box.contains(other):
                         del writes[other]
         writes[box] = number
@@ -99,7 +99,7 @@ class TensorHistory(AccessHistory):
                 self._wait(number, reader, WAR, waits, box.overlaps(other))
         for other, writer in list(self.writes.items()):
             if box.overlaps(other):
-                _wait(waits, number, writer, WAW)
+                wait(waits, number, writer, WAW)
                 if box.contains(other):
                     del self.writes[other]
         self.writes[box] = number
@@ -108,10 +108,11 @@ class TensorHistory(AccessHistory):
     def _wait(self, number: int, other: int, why: str, waits: Waits, shares: bool) -> None:
         if not shares and other != number and other not in waits:
             self.apart.setdefault(number, set()).add(other)
-        _wait(waits, number, other, why)
+        wait(waits, number, other, why)
 
 
-def _wait(waits: Waits, number: int, other: int, why: str) -> None:
+def wait(waits: Waits, number: int, other: int, why: str) -> None:
+    """Add that access `number` waits for another one: if for more than one reason, for its data."""
     if other != number and (other not in waits or why == RAW):
         waits[other] = why
 

@@ -18,9 +18,8 @@ from ..ir.view import View
 from ..machine.machine import Machine
 from .change import Change, Payload
 from .dma_transfer import RANKS, DmaTransfer, transfer_of
-from .edges import Edges, Users, edges_of, priorities
+from .edges import Edges, Users, priorities
 from .instruction_facts import facts_of
-from .operation import Operation
 from .operation_plan import OperationPlan, engine_clocks
 from .psum_banks import BankPlan
 from .timing_rules import DMA, ENGINES, KIND_NUMBERS, KINDS, service_times
@@ -54,21 +53,14 @@ class CoreColumns:
         self.machine, self.plan, self.sharers = machine, plan, sharers
         self.first = first  # number of its first operation, over all cores
         self.bandwidth_share = _bandwidth_share(machine, sharers)
-        operations = plan.operations
-        self.edges: Edges = edges_of(operations)
-        self.kinds = bytearray([KIND_NUMBERS[op.kind] for op in operations])
+        self.edges: Edges = plan.table.edges()
+        self.kinds = bytearray(map(KIND_NUMBERS.__getitem__, plan.table.kinds))
         self.release_kinds = self.kinds  # as producers
-        self.works: dict[tuple, Work] = {}
-        self.transfers = self._transfers()
-        self.work = [None if op.is_dma else self._work_of(op) for op in operations]
-        self.places = bytearray(self.kinds)
-        for index, transfer in self.transfers.items():
-            self.places[index] = TRIGGERS[transfer.mode]
-        in_psum = plan.uses.in_psum
-        self.psum_positions = {op.index: op.position for op in operations if op.position in in_psum}
-        self.uses_psum = bytearray(len(operations))
-        for index in self.psum_positions:
-            self.uses_psum[index] = True
+        self.work, self.transfers, self.places = self._work()
+        self.positions = plan.table.positions
+        in_psum = np.zeros(len(plan.instructions) + 1, np.uint8)  # the last is for what has no position
+        in_psum[[*plan.uses.in_psum]] = True
+        self.uses_psum = bytearray(in_psum[self.positions])
         self.banks = BankPlan(machine, plan.uses, plan.without_inputs)
         self._connect()
 
@@ -79,29 +71,34 @@ class CoreColumns:
         waits = np.bincount(self.edges.user, minlength=len(self.kinds))
         self.missing = array("i", waits.astype(np.intc).tobytes())
 
-    def _transfers(self) -> dict[int, DmaTransfer]:
-        """Return the transfers of the core; those with the same signature share one."""
-        made: dict[int, DmaTransfer] = {}
-        found: dict[int, DmaTransfer] = {}
-        for op in self.plan.operations:
-            if not op.is_dma:
-                continue
-            number = self.plan.signatures[op.position] if op.instruction is not None else -1
-            transfer = made.get(number) if number >= 0 else None
-            if transfer is None:
-                transfer = transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
-                made[number] = transfer
-            found[op.index] = transfer
-        return found
+    def _work(self) -> tuple[list[Work | None], list[DmaTransfer | None], bytearray]:
+        """Return the work of each operation on its engine, its transfer, and its engine or trigger.
 
-    def _work_of(self, op: Operation) -> Work:
-        key = (self.plan.signatures[op.position], op.kind)
-        work = self.works.get(key)
-        if work is None:
-            assert op.instruction is not None
-            cost = self.plan.costs[op.position]
-            work = self.works[key] = work_of(op.instruction, op.kind, cost, self.machine)
-        return work
+        Operations of one signature on one engine share them.
+        """
+        positions = np.array(self.plan.table.positions, np.int64)
+        signatures = np.array([*self.plan.signatures, 0])[positions]
+        spills = ~np.arange(len(positions))  # each is of its own
+        keys = np.where(positions < 0, spills, signatures * len(KINDS) + np.frombuffer(self.kinds, np.uint8))
+        _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+        found = [self._work_of(index) for index in first.tolist()]
+        places = [
+            self.kinds[index] if transfer is None else TRIGGERS[transfer.mode]
+            for index, (_, transfer) in zip(first, found, strict=True)
+        ]
+        each = numbers.tolist()
+        return (
+            list(map([work for work, _ in found].__getitem__, each)),
+            list(map([transfer for _, transfer in found].__getitem__, each)),
+            bytearray(np.array(places, np.uint8)[numbers].tobytes()),
+        )
+
+    def _work_of(self, index: int) -> tuple[Work | None, DmaTransfer | None]:
+        op = self.plan.table.operation(index, self.plan.instructions, self.plan.core)
+        if op.is_dma:
+            return None, transfer_of(op, self.machine, self.sharers, self.bandwidth_share)
+        assert op.instruction is not None
+        return work_of(op.instruction, op.kind, self.plan.cost_of(op), self.machine), None
 
     # ---- what-ifs --------------------------------------------------------------------------------
 
@@ -151,10 +148,11 @@ class CoreColumns:
     def _change_transfers(self, change: Change) -> None:
         if not (change.issue or change.payload):
             return
-        self.transfers = dict(self.transfers)
+        self.transfers = list(self.transfers)
         known: dict[tuple, DmaTransfer] = {}
         for index in {**change.issue, **change.payload}:
             made = self.transfers[index]
+            assert made is not None
             issue, payload = change.issue.get(index, made.issue_ns), change.payload.get(index)
             key = (id(made), issue, payload if payload is None or isinstance(payload, float) else id(payload))
             if key not in known:
@@ -183,7 +181,7 @@ def columns_of(machine: Machine, plans: Sequence[OperationPlan]) -> list[CoreCol
     first = 0
     for plan in plans:
         found.append(CoreColumns(machine, plan, len(plans), first))
-        first += len(plan.operations)
+        first += len(plan.table)
     return found
 
 

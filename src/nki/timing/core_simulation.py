@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
+
+from ..ir.caches import cached_property
 from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile, State
 from ..ir.transfer_instruction import TransferInstruction
 from .columns import NOWHERE, PLACES, CoreColumns, Work
 from .dma_engines import DmaEngines
 from .dma_transfer import DmaTransfer
 from .instruction_facts import cannot_overlap
-from .operation import Operation
+from .operation import SPACE, Operation
 from .operation_plan import engine_clocks
 from .psum_banks import Banks, StarvedQueues
 from .timing_rules import DMA, KIND_NUMBERS, RIVALS, Activity, done_waits
@@ -39,22 +42,20 @@ class CoreSimulation:
         self,
         simulation: Any,
         columns: CoreColumns,
-        operations: list[Operation],
         rank: int,
         order: array[int],
     ):
         self.simulation, self.columns = simulation, columns
         self.events, self.tick = simulation.events, simulation.ticks.__next__
         self.machine, self.plan, self.sharers = columns.machine, columns.plan, columns.sharers
-        self.operations, self.of_rank = operations, rank
+        self.of_rank = rank
         self.order = order  # the numbers of the rank's operations as they were begun
-        self.size = size = len(operations)
+        self.size = size = len(columns.kinds)
         self.start = array("d", bytes(8 * size))  # ns
         self.free = array("d", bytes(8 * size))  # the engine can take the next; operands have been read
         self.done = array("d", bytes(8 * size))  # a consumer sees the result
         self.end = array("d", bytes(8 * size))  # end of the bar a profiler draws
         self.blocked_by = array("i", [-1]) * size  # the operation that decided the start
-        self.transfers: dict[int, DmaTransfer] = {}  # in the order in which they were queued
         self.triggered = array("d", bytes(8 * size))  # transfers: ns
         self.table_loads: list[tuple[float, float, int]] = []
         self.barriers: dict[Any, int] = {}  # visits of each
@@ -64,10 +65,10 @@ class CoreSimulation:
         self.kinds, self.places, self.priorities = columns.kinds, columns.places, columns.priorities
         self.of_result, self.of_engine = columns.users.of_result, columns.users.of_engine
         self.of_begin = columns.users.of_begin
-        self.psum, self.uses_psum = columns.psum_positions, columns.uses_psum
+        self.psum, self.uses_psum = columns.positions, columns.uses_psum
         self.joint = self._joint(len(simulation.starts))  # transfers that begin together with others'
         self.waiting: list[list[int]] = [[] for _ in range(PLACES)]  # rank * size + operation
-        self.idle_at = [0.0] * PLACES
+        self.idle_at = [0.0] * (PLACES + 1)  # NOWHERE is never busy
         self.resume = [-1] * PLACES  # the tick of a `_take_next` that is posted once something waits
         self.last_on = [-1] * PLACES
         self.table: str | None = None
@@ -88,12 +89,17 @@ class CoreSimulation:
         """Return the rendezvous point, and the visit, of transfers that begin together with others'."""
         found: dict[int, tuple] = {}
         visits: Counter[Any] = Counter()
-        for op in self.operations if self.sharers > 1 or ranks > 1 else ():
-            point = self._rendezvous(op.instruction, ranks) if op.is_dma and op.instruction else None
+        for index, kind in enumerate(self.kinds) if self.sharers > 1 or ranks > 1 else ():
+            moves = kind == DMA and self.columns.positions[index] >= 0
+            point = self._rendezvous(self.instruction(index), ranks) if moves else None
             if point is not None:
                 visits[point] += 1
-                found[op.index] = (*point, visits[point])
+                found[index] = (*point, visits[point])
         return found
+
+    def instruction(self, index: int) -> Instruction:
+        """Return the instruction of an operation, which is no spill."""
+        return self.plan.instructions[self.columns.positions[index]]
 
     def _rendezvous(self, instruction: Instruction, ranks: int) -> tuple | None:
         """Return where a transfer waits for others: the other core (sendrecv), or all ranks (collective)."""
@@ -106,6 +112,24 @@ class CoreSimulation:
             return None
         lane = -1 if joint else self.plan.core
         return ("ranks", lane, members or (self.of_rank,))
+
+    @cached_property
+    def transfers(self) -> dict[int, DmaTransfer]:
+        """The transfers in the order in which they were begun; once all were."""
+        begun = np.array(self.order, np.int64) - self.columns.first
+        mine = begun[(begun >= 0) & (begun < self.size)].tolist()
+        all_of_them = self.columns.transfers
+        return {index: transfer for index in mine if (transfer := all_of_them[index]) is not None}
+
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """The operations; ranks wait for PSUM banks in their own ways."""
+        if self.of_rank == 0:
+            return self.plan.operations
+        found = self.plan.table.operations(self.plan.instructions, self.plan.core)
+        for index, freed_by in self.bank_waits:
+            found[index].wait_for(freed_by, SPACE)
+        return found
 
     # ---- waiting for other operations ------------------------------------------------------------
 
@@ -135,10 +159,7 @@ class CoreSimulation:
                     blocked_by[user] = index
                 left = missing[user] = missing[user] - 1
                 if left == 0:
-                    if ready[user] <= now:
-                        self.enqueue(user, now)
-                    else:
-                        heappush(self.events, (ready[user], self.tick(), self.enqueue, user))
+                    self._enqueue_at(user, ready[user], now)
         if self.uses_psum[index]:
             self._used_banks(index, now)
 
@@ -154,10 +175,20 @@ class CoreSimulation:
             self.blocked_by[user] = by
         self.missing[user] -= 1
         if self.missing[user] == 0:
-            if self.ready[user] <= now:
-                self.enqueue(user, now)
-            else:
-                heappush(self.events, (self.ready[user], self.tick(), self.enqueue, user))
+            self._enqueue_at(user, self.ready[user], now)
+
+    def _enqueue_at(self, index: int, when: float, now: float) -> None:
+        """Queue an operation at the moment at which it is ready."""
+        if when <= now:
+            self.enqueue(index, now)
+            return
+        place = self.places[index]
+        if when < self.idle_at[place] < math.inf and not self.joint:  # it is not taken before then
+            heappush(self.waiting[place], self.priorities[index] * self.size + index)
+            if self.resume[place] >= 0:
+                self._post_resume(place)
+        else:
+            heappush(self.events, (when, self.tick(), self.enqueue, index))
 
     def enqueue(self, index: int, now: float) -> None:
         """Queue a ready operation for its engine or DMA trigger; one of a pair waits for the other."""
@@ -168,10 +199,13 @@ class CoreSimulation:
         if place == NOWHERE:
             self._skip(index, now)
             return
-        if place >= DMA:
-            self.transfers[index] = self.columns.transfers[index]
-        heappush(self.waiting[place], self.priorities[index] * self.size + index)
-        if self.idle_at[place] <= now:
+        waiting, is_idle = self.waiting[place], self.idle_at[place] <= now
+        alone = is_idle and not (waiting or self.uses_psum[index] or place in self.starved.queues)
+        if alone and (place >= DMA or self._must_wait(place, index, now) <= now):
+            self._begin(index, place, now)
+            return
+        heappush(waiting, self.priorities[index] * self.size + index)
+        if is_idle:
             self._take_next(place, now)
         elif self.resume[place] >= 0:
             self._post_resume(place)
@@ -255,22 +289,28 @@ class CoreSimulation:
         """Begin the first operation that waits for an engine or trigger, if it is idle and not blocked."""
         if self.idle_at[place] > now:
             return
-        waiting, is_starved = self.waiting[place], place in self.starved.queues
-        if not (waiting or is_starved):
-            return
-        index = waiting[0] % self.size if waiting else -1
-        if is_starved or self.uses_psum[index]:
+        waiting = self.waiting[place]
+        if place in self.starved.queues:
             index = self._first_with_banks(place)
-            if index < 0:
-                return
-        if place < DMA:
-            until = self._must_wait(place, index, now)
-            if until > now:
-                heappush(self.events, (until, self.tick(), self._take_next, place))
-                return
+        elif waiting:
+            index = waiting[0] % self.size
+            if self.uses_psum[index] and not self.banks.has_room(self.psum[index]):
+                index = self._first_with_banks(place)
+        else:
+            return
+        if index < 0:
+            return
+        until = self._must_wait(place, index, now) if place < DMA else 0.0
+        if until > now:
+            heappush(self.events, (until, self.tick(), self._take_next, place))
+            return
         heappop(waiting)
         if self.uses_psum[index]:
             self._take_banks(index, now)
+        self._begin(index, place, now)
+
+    def _begin(self, index: int, place: int, now: float) -> None:
+        """Begin an operation on its engine or trigger."""
         last = self.last_on[place]
         if last >= 0 and self.ready[index] < now:
             self.blocked_by[index] = last
@@ -280,7 +320,7 @@ class CoreSimulation:
         self.idle_at[place] = until
         if until < math.inf:
             self.resume[place] = self.tick()
-            if waiting or place in self.starved.queues:
+            if self.waiting[place] or place in self.starved.queues:
                 self._post_resume(place)
 
     def _must_wait(self, engine: int, index: int, now: float) -> float:
@@ -302,8 +342,7 @@ class CoreSimulation:
     def _collide(self, index: int, other: int) -> bool:
         if GPSIMD in (self.kinds[index], self.kinds[other]):
             return self.machine.vector_gpsimd_serial
-        one, two = self.operations[index].instruction, self.operations[other].instruction
-        assert one is not None and two is not None
+        one, two = (self.instruction(number) for number in (index, other))
         return cannot_overlap(one, two, self.machine)
 
     def _work(self, index: int) -> Work:
@@ -378,7 +417,8 @@ class CoreSimulation:
 
         Each DMA engine works in order of arrival.
         """
-        transfer = self.transfers[index]
+        transfer = self.columns.transfers[index]
+        assert transfer is not None
         self.idle_at[trigger] = until = now + transfer.issue_ns
         first, last = self.dma_engines.move(now + transfer.dispatch_ns, transfer.payload_ns)
         self.start[index] = first

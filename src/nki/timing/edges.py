@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from .operation import Operation
 from .timing_rules import BEGUN, DMA, FREE, RAW, REASONS, release_moments
 
 REASON_NUMBERS = {why: number for number, why in enumerate(REASONS)}
@@ -39,19 +37,6 @@ class Edges(NamedTuple):
         joined = [np.concatenate([old[keep], new]) for old, new in zip(self, added, strict=True)]
         order = np.argsort(joined[1], kind="stable")
         return Edges(*(column[order] for column in joined))
-
-
-def edges_of(operations: Sequence[Operation]) -> Edges:
-    """Return the waits of operations."""
-    counts = [len(op.waits) for op in operations]
-    total = sum(counts)
-    waits = [op.waits for op in operations]
-    reasons = chain.from_iterable(one.values() for one in waits)
-    return Edges(
-        np.fromiter(chain.from_iterable(waits), np.int32, total),
-        np.repeat(np.arange(len(counts), dtype=np.int32), counts),
-        np.fromiter(map(REASON_NUMBERS.__getitem__, reasons), np.int8, total),
-    )
 
 
 def moments_of(kinds: np.ndarray, producer: np.ndarray, user: np.ndarray, why: np.ndarray) -> np.ndarray:

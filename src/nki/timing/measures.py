@@ -210,9 +210,9 @@ def assumptions(timeline: Timeline) -> dict[str, list[Operation]]:
         for op in core.operations:
             for field in {*_fields(core, op, op.index in loads)} & assumed:
                 found[field].append(op)
-    if "fetch_ahead_ns" in assumed and any(plan.loaded_early for plan in timeline.plans):
+    if "fetch_ahead_ns" in assumed and any(any(plan.loaded_early) for plan in timeline.plans):
         early = [(p, op) for p in timeline.plans for op in p.operations]
-        found["fetch_ahead_ns"] = [op for p, op in early if op.position in p.loaded_early]
+        found["fetch_ahead_ns"] = [op for p, op in early if op.position >= 0 and p.loaded_early[op.position]]
     moved = [op for op in timeline.operations if op.instruction is None]
     if "refetch_ahead_ns" in assumed and moved:
         found["refetch_ahead_ns"] = moved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import Site
-from ..ir.dependences import RAW, Waits
+from ..ir.dependences import Waits, wait
 from ..ir.instruction import Instruction
 from ..ir.storage import Storage
 
@@ -34,12 +34,5 @@ class Operation:
         """The user's line; None for spills."""
         return self.instruction.site if self.instruction is not None else None
 
-    def copy(self) -> Operation:
-        """Return a copy with waits of its own."""
-        made = Operation(self.index, self.instruction, self.kind, self.core, self.position)
-        made.waits, made.tile, made.reloads = dict(self.waits), self.tile, self.reloads
-        return made
-
     def wait_for(self, other: int, why: str) -> None:
-        if other != self.index and (other not in self.waits or why == RAW):
-            self.waits[other] = why
+        wait(self.waits, self.index, other, why)

@@ -8,22 +8,24 @@ spills to HBM (spec/machine.md 4).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from ..ir.boxes import box, space_of
 from ..ir.caches import cached_property
-from ..ir.dependences import RAW, AccessHistory, TensorHistory
+from ..ir.dependences import RAW, AccessHistory, TensorHistory, Waits, wait
+from ..ir.effects import effects
 from ..ir.instruction import InstructionCost, State
 from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from .entries import Entry
-from .operation import ORDER, Operation
+from .operation import ORDER, SPACE, Operation
+from .operation_table import OperationTable
 from .sbuf_pool import SbufPool
-from .uses import TileUses, accesses
+from .uses import Accesses, TileUses, accesses
 
 
 class OperationPlan:
@@ -40,97 +42,121 @@ class OperationPlan:
     ):
         self.machine = machine
         self.instructions = [item.instruction for item in items]
+        self.signatures = [item.signature for item in items]
         self.engines = [i.engine_name() for i in self.instructions]
+        examples = dict(zip(reversed(self.signatures), reversed(self.instructions), strict=True))
         self.core = core
         self.transformations = transformations or {}  # of the compiler: how much each changed, by name
         self.block_of = block_of or {}  # position -> its no_reorder block
         self.last_in_block: dict[tuple[int, str], int] = {}
-        self.last_meeting: dict[str, int] = {}  # engine -> its last operation that waits for the other core
-        loops = (at for at, i in enumerate(self.instructions) if State.loop in i.state)
+        heads = {number for number, i in examples.items() if State.loop in i.state}
+        loops = (at for at, number in enumerate(self.signatures) if number in heads) if heads else iter(())
         self.first_loop = next(loops, len(items))  # position of the head of the first dynamic loop
         self.loop_head = -1  # operation at which the iteration began
-        self.operations: list[Operation] = []
+        self.table = OperationTable()
+        self.bank_waits: list[tuple[int, int]] = []  # (operation, the one that freed its PSUM bank)
         self.as_written = as_written
         self.spaces: dict[Any, AccessHistory] = {}  # of storages that are still to be used
         self.apart: dict[int, set[int]] = {}  # operation -> those it waits for that share no byte with it
-        self.accesses = [accesses(item.done) for item in items]
-        self.uses = TileUses(self.accesses, machine)
-        self.without_inputs = {at for at in self.uses.in_psum if not self.accesses[at].reads}
-        self.signatures = [item.signature for item in items]
-        self.costs = self._price()
+        self.done = [accesses(item.done) for item in items]  # until all are planned
+        self.uses = TileUses(self.done, machine)
+        self.without_inputs = {at for at in self.uses.in_psum if not self.done[at].reads}
+        prices = {number: i.cost(machine) for number, i in examples.items()}
+        self.costs = [prices[number] for number in self.signatures]
+        self.last_meeting: dict[str, int] = {}  # engine -> its last operation that waits for the other core
+        self.meetings = {number for number, i in examples.items() if i.rendezvous() is not None}
         # HBM storages that are only read or only written: accesses there cannot conflict
         one_sided = self.uses.hbm_read ^ self.uses.hbm_written
         self._mark_tiles(one_sided)
         made_once = [storage for storage, tile in self.uses.sbuf.items() if tile.is_made_once]
         self.unordered = one_sided.union(made_once)  # the pool adds the waits for what is made once
-        self.loaded_early: set[int] = set()
+        self.loaded_early = bytearray(len(items))  # by position: whether it was
         self.sbuf = SbufPool(self, self.uses, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
 
-    def _price(self) -> list[InstructionCost]:
-        """Return what each instruction costs; those with the same signature are priced once."""
-        prices: dict[int, InstructionCost] = {}
-        for instruction, number in zip(self.instructions, self.signatures, strict=True):
-            if number not in prices:
-                prices[number] = instruction.cost(self.machine)
-        return [prices[number] for number in self.signatures]
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """The operations as objects, made when they are asked for: a simulation needs none."""
+        found = self.table.operations(self.instructions, self.core)
+        for index, freed_by in self.bank_waits:
+            found[index].wait_for(freed_by, SPACE)
+        return found
 
-    def _order_in_block(self, op: Operation) -> None:
+    @cached_property
+    def accesses(self) -> list[Accesses]:
+        """What each instruction reads and writes, computed anew: planning drops it."""
+        return [accesses(effects(instruction)) for instruction in self.instructions]
+
+    def add_bank_waits(self, found: Sequence[tuple[int, int]]) -> None:
+        """Make operations wait for those that freed their PSUM banks."""
+        self.bank_waits += found
+        self.__dict__.pop("operations", None)
+
+    def add_waits(self, found: Iterable[tuple[int, int]]) -> None:
+        """Make operations wait for the results of others."""
+        for index, other in found:
+            self.operations[index].wait_for(other, RAW)
+        self.table.replace_waits(op.waits for op in self.operations)
+
+    def _order_in_block(self, position: int, index: int, waits: Waits) -> None:
         """Make an operation inside no_reorder wait for the previous one of its queue and block."""
-        block = self.block_of.get(op.position)
+        block = self.block_of.get(position)
         if block is not None:
-            before = self.last_in_block.get((block, op.kind))
+            queue = (block, self.engines[position])
+            before = self.last_in_block.get(queue)
             if before is not None:
-                op.wait_for(before, ORDER)
-            self.last_in_block[block, op.kind] = op.index
+                wait(waits, index, before, ORDER)
+            self.last_in_block[queue] = index
 
-    def _order_meetings(self, op: Operation) -> None:
+    def _order_meeting(self, engine: str, index: int, waits: Waits) -> None:
         """Keep the order of what waits for the other core: two engines that swap it wait forever."""
-        assert op.instruction is not None
-        if not op.is_dma and op.instruction.rendezvous() is not None:
-            if op.kind in self.last_meeting:
-                op.wait_for(self.last_meeting[op.kind], ORDER)
-            self.last_meeting[op.kind] = op.index
+        if engine in self.last_meeting:
+            wait(waits, index, self.last_meeting[engine], ORDER)
+        self.last_meeting[engine] = index
 
-    def _order_by_loops(self, op: Operation) -> None:
+    def _order_by_loops(self, position: int, index: int, waits: Waits) -> None:
         """Begin each iteration of a dynamic loop when all operations before it are done."""
-        assert op.instruction is not None
-        if State.loop in op.instruction.state:
-            for other in range(max(0, self.loop_head), op.index):
-                op.wait_for(other, RAW)
-            self.loop_head = op.index
+        if State.loop in self.instructions[position].state:
+            for other in range(max(0, self.loop_head), index):
+                wait(waits, index, other, RAW)
+            self.loop_head = index
         else:
-            op.wait_for(self.loop_head, RAW)
+            wait(waits, index, self.loop_head, RAW)
 
-    def plan(self) -> list[Operation]:
+    def plan(self) -> None:
+        """Plan the operations of all instructions."""
         look = Lookahead(self)
         for position in range(len(self.instructions)):
             look.fetch(position)
-            if position in self.loaded_early:
+            if self.loaded_early[position]:
                 continue
             written = self.uses.written[position]
             is_load = bool(written) and written[0].load == position
             if not (is_load and self.sbuf.defers(position, written[0])):
                 self.add(position)
         self.sbuf.finish()
+        self.table.finish()
         self.spaces.clear()
-        return self.operations
+        self.done.clear()
+        self.unordered.clear()
 
     def load_early(self, position: int) -> None:
-        self.loaded_early.add(position)
+        self.loaded_early[position] = True
         self.add(position)
 
     def add(self, position: int) -> None:
         """Add the operation of an instruction, with its tiles allocated and its waits."""
         self.sbuf.prepare(position)
-        op = self.new(position, self.engines[position])
-        self._order_meetings(op)
+        engine = self.engines[position]
+        index = self.table.begin(position, engine)
+        waits: Waits = {}
+        if self.meetings and engine != "dma" and self.signatures[position] in self.meetings:
+            self._order_meeting(engine, index, waits)
         if self.block_of:
-            self._order_in_block(op)
+            self._order_in_block(position, index, waits)
         if position >= self.first_loop:
-            self._order_by_loops(op)
-        unordered, (reads, writes) = self.unordered, self.accesses[position]
-        index, waits, spaces = op.index, op.waits, self.spaces
+            self._order_by_loops(position, index, waits)
+        unordered, spaces, (reads, writes) = self.unordered, self.spaces, self.done[position]
         for view in reads:
             storage = view.storage
             if storage not in unordered:
@@ -139,7 +165,8 @@ class OperationPlan:
             storage = view.storage
             if storage not in unordered:
                 (spaces.get(storage) or self.space(storage)).write(index, box(view), waits)
-        self.sbuf.used(position, op)
+        self.sbuf.used(position, index, waits)
+        self.table.end(waits)
 
     def _mark_tiles(self, constant: Set[Storage]) -> None:
         """Mark the tiles that one instruction writes, as a whole and before all else.
@@ -149,7 +176,7 @@ class OperationPlan:
         whole: dict[int, bool] = {}  # by signature: it writes all of its tile
         for storage, tile in self.uses.sbuf.items():
             position = tile.positions[0]
-            reads, writes = self.accesses[position]
+            reads, writes = self.done[position]
             if len(writes) != 1 or writes[0].storage is not storage:
                 continue
             signature = self.signatures[position]
@@ -179,12 +206,6 @@ class OperationPlan:
             found = TensorHistory(self.apart) if whole else AccessHistory()
         self.spaces[key] = self.spaces[storage] = found
         return found
-
-    def new(self, position: int, kind: str) -> Operation:
-        instruction = self.instructions[position] if position >= 0 else None
-        op = Operation(len(self.operations), instruction, kind, self.core, position)
-        self.operations.append(op)
-        return op
 
 
 class Lookahead:

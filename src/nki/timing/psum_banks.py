@@ -27,9 +27,7 @@ class BankPlan:
     def __init__(self, machine: Machine, uses: TileUses, without_inputs: Collection[int] = ()):
         unit = machine.psum_bank_bytes
         self.in_turn = without_inputs  # positions that take banks in program order
-        numbers = {tile: number for number, tile in enumerate(uses.psum)}
-        # position -> the tiles its instruction uses
-        self.tiles = {at: tuple(map(numbers.__getitem__, tiles)) for at, tiles in uses.in_psum.items()}
+        self.tiles = uses.in_psum  # position -> the tiles its instruction uses
         self.sizes = [-(-tile.pitch // unit) for tile in uses.psum]  # banks
         self.uses = [len(positions) for positions in uses.psum.values()]
         self.first = [at[0] for at in uses.psum.values()]  # where the program uses each first

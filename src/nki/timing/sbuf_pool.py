@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..ir.boxes import whole_box
-from ..ir.dependences import RAW, WAR, WAW
+from ..ir.dependences import RAW, WAR, WAW, Waits, wait
 from ..ir.liveness import RangeMaximum, live_bytes, union_size
-from .operation import SPACE, Operation
+from .operation import SPACE
 from .uses import NO_OPERATIONS, SbufTile, Tiles, TileUses
 
 
@@ -151,19 +151,18 @@ class SbufPool:
             else:
                 self._reload(tile, self._take(tile, ()))
 
-    def used(self, position: int, op: Operation) -> None:
+    def used(self, position: int, index: int, waits: Waits) -> None:
         """Record the uses of an instruction; free the tiles that have none left."""
-        read, written, index = self.read[position], self.written[position], op.index
+        read, written = self.read[position], self.written[position]
         for tile in (*read, *written) if read and written else read or written:
             done, uses = tile.used, tile.positions
             if done == len(uses) or uses[done] != position:
                 continue
             tile.used = done + 1
             tile.is_untouched = False
-            waits = op.waits
             if tile in written:
                 for waited in tile.space_waits:
-                    if waited not in waits and waited != index:  # as wait_for does; there are many
+                    if waited not in waits and waited != index:  # as `wait` does; there are many
                         waits[waited] = SPACE
                 tile.last = [index]
                 tile.is_dirty = True
@@ -189,10 +188,10 @@ class SbufPool:
         tile.is_resident = False
         tile.space_waits = ()
         after, tile.last = (*tile.last, *more), NO_OPERATIONS
-        operations = self.plan.operations
-        kind: str | None = operations[after[0]].kind if after else ""
+        kinds = self.plan.table.kinds
+        kind: str | None = kinds[after[0]] if after else ""
         for index in after:
-            if operations[index].kind != kind:
+            if kinds[index] != kind:
                 kind = None
                 break
         self.free.append(Chunk(tile.size, after, kind))
@@ -243,19 +242,29 @@ class SbufPool:
         if best.clean >= 0:
             best.spilled = -1
         elif best.is_dirty or best.spilled is None:
-            op = self.plan.new(-1, "spill")
-            op.tile = best.storage
-            if best.is_made_once:
-                op.waits[best.last[0]] = RAW
-            else:
-                self.plan.space(best.storage).read(op.index, whole_box(best.storage), op.waits)
+            best.spilled = self._spill(best)
             best.is_dirty = False
-            best.spilled = op.index
-            self.plan.spill_bytes += best.storage.nbytes
-            more = (op.index,)
+            more = (best.spilled,)
         best.evicted = (*best.last, *more)
         self._release(best, *more)
         return True
+
+    def _spill(self, tile: SbufTile) -> int:
+        """Add the operation that writes a tile to HBM."""
+        index, waits = self._move(tile, "spill")
+        if tile.is_made_once:
+            waits[tile.last[0]] = RAW
+        else:
+            self.plan.space(tile.storage).read(index, whole_box(tile.storage), waits)
+        self.plan.table.end(waits)
+        return index
+
+    def _move(self, tile: SbufTile, kind: str) -> tuple[int, Waits]:
+        """Add an operation that moves a tile; its waits follow."""
+        index = self.plan.table.begin(-1, kind)
+        self.plan.table.tiles[index] = tile.storage
+        self.plan.spill_bytes += tile.storage.nbytes
+        return index, {}
 
     def _farthest(self, exclude: Sequence[SbufTile]) -> tuple[SbufTile | None, int]:
         """Return the resident tile needed last, and when."""
@@ -265,20 +274,20 @@ class SbufPool:
                 best, distance = tile, tile.positions[tile.used]
         return best, distance
 
-    def _reload(self, tile: SbufTile, waits: tuple[int, ...]) -> None:
-        op = self.plan.new(-1, "reload")
-        op.tile = tile.storage
-        for waited in waits:
-            op.wait_for(waited, SPACE)
+    def _reload(self, tile: SbufTile, space: tuple[int, ...]) -> None:
+        """Add the operation that loads a tile again, into space that others free."""
+        index, waits = self._move(tile, "reload")
+        for waited in space:
+            wait(waits, index, waited, SPACE)
         assert tile.spilled is not None
         if tile.spilled >= 0:
-            op.wait_for(tile.spilled, RAW)
+            wait(waits, index, tile.spilled, RAW)
         else:
-            op.reloads = self.plan.instructions[tile.clean]
+            self.plan.table.reloads[index] = self.plan.instructions[tile.clean]
         if tile.is_made_once:
             for number, other in enumerate(tile.evicted):
-                op.wait_for(other, WAR if number else WAW)
+                wait(waits, index, other, WAR if number else WAW)
         else:
-            self.plan.space(tile.storage).write(op.index, whole_box(tile.storage), op.waits)
-        tile.last = [op.index]
-        self.plan.spill_bytes += tile.storage.nbytes
+            self.plan.space(tile.storage).write(index, whole_box(tile.storage), waits)
+        tile.last = [index]
+        self.plan.table.end(waits)

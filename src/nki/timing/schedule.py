@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..ir.dependences import RAW
+import numpy as np
+
+from ..ir.effects import effects
 from ..ir.program import Edge, Program
 from ..ir.schedule_edges import declared
 from ..options import from_environment
@@ -12,7 +14,6 @@ from ..progress import Progress
 from .compiler.compilation import Compilation
 from .compiler.stage import compiled, parts
 from .entries import SignatureNumbers
-from .operation import Operation
 from .operation_plan import OperationPlan
 from .simulation import simulate
 from .timeline import Timeline
@@ -51,7 +52,7 @@ def plan(
     plans, places = _core_plans(program, edges, edit, most)
     if progress is not None:  # each operation is planned, then simulated
         count = sum(len(plan.instructions) for plan in plans)
-        progress.expect(2 * count, [plan.operations for plan in plans])
+        progress.expect(2 * count, [plan.table for plan in plans])
     for plan in plans:
         plan.plan()
     add_declared(plans, places, edges)
@@ -63,18 +64,16 @@ def _core_plans(
 ) -> tuple[list[OperationPlan], list[list[int]]]:
     """Return the instructions of each core, to be planned; where there are edges, with their positions."""
     plans, places = [], []
-    first = 0  # of the core, among the effects of the program
     unrolled = program.unrolled()[::-1]  # each is dropped when it was read, since it may be long
     for core in range(len(unrolled)):
         numbers = SignatureNumbers()
-        done = program.effects[first : first + program.length_of(core)]
+        done = [effects(instruction) for instruction in program.walk(core)]
         asked = numbers.entries(unrolled.pop(), done, most)
         core_items = Compilation(program.machine, asked, numbers, _pinned(program, edges, core))
         if edit is not None:
             edit(core_items)
         changes = compiled(core_items, parts(program), from_environment().without)
         counted = core_items.items
-        first += program.length_of(core)
         blocks = {
             position: number
             for number, block in enumerate(program.blocks)
@@ -102,13 +101,15 @@ def add_declared(plans: list[OperationPlan], places: list[list[int]], edges: Seq
     if not edges:
         return
     for core, (plan, where) in enumerate(zip(plans, places, strict=True)):
-        found: dict[int, list[Operation]] = {}
-        for op in sorted(plan.operations, key=lambda op: op.position):
-            if op.position >= 0:
-                found.setdefault(where[op.position], []).append(op)
+        found: dict[int, list[int]] = {}  # operations in the order of their positions
+        for index in np.argsort(plan.table.positions, kind="stable").tolist():
+            position = plan.table.positions[index]
+            if position >= 0:
+                found.setdefault(where[position], []).append(index)
+        pairs = []
         for edge in edges:
             if edge.core == core:
                 later, earlier = found.get(edge.later, []), found.get(edge.earlier, [])
-                for i, op in enumerate(later):
-                    if earlier:
-                        op.wait_for(earlier[min(i, len(earlier) - 1)].index, RAW)
+                if earlier:
+                    pairs += [(op, earlier[min(i, len(earlier) - 1)]) for i, op in enumerate(later)]
+        plan.add_waits(pairs)

@@ -14,7 +14,6 @@ from ..machine.machine import Machine
 from ..progress import Progress
 from .columns import CoreColumns, columns_of
 from .core_simulation import CoreSimulation
-from .operation import SPACE
 from .operation_plan import OperationPlan
 
 
@@ -33,8 +32,8 @@ def simulate(
         progress.expect(0, [core.order for core in simulation.cores[:1]])
     cores = simulation.run()
     for core in cores:
-        for index, freed_by in core.bank_waits:
-            core.operations[index].wait_for(freed_by, SPACE)
+        if core.of_rank == 0:
+            core.plan.add_bank_waits(core.bank_waits)
     return cores
 
 
@@ -48,9 +47,7 @@ class Simulation:
         self.cores: list[CoreSimulation] = []
         for rank in range(len(starts)):
             order = array("i")
-            for one in columns:  # ranks wait for PSUM banks in their own ways
-                operations = one.plan.operations if rank == 0 else [op.copy() for op in one.plan.operations]
-                self.cores.append(CoreSimulation(self, one, operations, rank, order))
+            self.cores += [CoreSimulation(self, one, rank, order) for one in columns]
         self.expected = self._expected(len(starts))
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a barrier
         self.arrivals: dict[tuple, list[tuple[CoreSimulation, int]]] = {}  # transfers that begin together
@@ -71,8 +68,7 @@ class Simulation:
 
     def arrive(self, core: CoreSimulation, index: int, now: float) -> None:
         """Arrive at a barrier: both cores go on when the second has arrived."""
-        instruction = core.operations[index].instruction
-        assert instruction is not None
+        instruction = core.instruction(index)
         point = (core.of_rank, instruction.rendezvous(), core.visit(instruction))
         if core.sharers == 1:
             core.finish(index, now)

@@ -67,8 +67,12 @@ class Timeline:
         self.machine = program.machine
         self.plans = plans
         self.cores = cores  # CoreSimulations, run to their end
-        self.operations: list[Operation] = [op for p in plans for op in p.operations]
         self.turns = Turns()  # where they were recorded
+
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """The operations of all cores."""
+        return [op for plan in self.plans for op in plan.operations]
 
     def turn(self, op: Operation) -> Turn:
         """Return the loops in which an instruction was issued, with the values of their variables."""

@@ -75,9 +75,10 @@ class TileUses:
         self.machine = machine
         self.read: list[Tiles] = []  # of SBUF, by position
         self.written: list[Tiles] = []
-        self.in_psum: dict[int, tuple[Storage, ...]] = {}  # of PSUM, where there are any
+        self.in_psum: dict[int, tuple[int, ...]] = {}  # of PSUM, where there are any: numbers in `psum`
         self.sbuf: dict[Storage, SbufTile] = {}
         self.psum: dict[Storage, list[int]] = {}  # tile -> positions, ascending
+        self._psum_numbers: dict[Storage, int] = {}
         self.hbm_read: set[Storage] = set()
         self.hbm_written: set[Storage] = set()
         self.sbuf_placed: set[tuple[int, int]] = set()  # (begin, end) of explicit addresses
@@ -115,7 +116,8 @@ class TileUses:
         if storage.address is not None:
             self.psum_placed.add(address_range(storage))
             return
+        number = self._psum_numbers.setdefault(storage, len(self._psum_numbers))
         tiles = self.in_psum.get(position, ())
-        if storage not in tiles:
-            self.in_psum[position] = (*tiles, storage)
+        if number not in tiles:
+            self.in_psum[position] = (*tiles, number)
             self.psum.setdefault(storage, []).append(position)

@@ -24,19 +24,15 @@ def read_broadcasts_in_psum(core: Compilation) -> int:
     which no bank holds, it copies all.
     """
     items = core.items
-    if not any(_is_broadcast(item.instruction) for item in items):
+    if not any(map(_is_broadcast, core.examples)):
         return 0
     uses = core.uses
     banks = _Banks(core.machine, uses, len(items))
     now: dict[Storage, Storage] = {}
     gone: set[int] = set()
-    for number, item in enumerate(items):
-        if (
-            not core.is_free(item)
-            or item.instruction.other_engine() is None
-            or not keeps_dtype(item)
-            or not _copies_broadcast(items, uses, item)
-        ):
+    for number in core.copies:
+        item = items[number]
+        if not (core.is_free(item) and keeps_dtype(item) and _copies_broadcast(items, uses, item)):
             continue
         copy, bank = item.done.writes[0].storage, item.done.reads[0].storage
         readers = uses.readers[copy]

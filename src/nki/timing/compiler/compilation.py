@@ -9,6 +9,7 @@ from typing import Any
 from ...ir.boxes import box, space_of
 from ...ir.caches import cached_property
 from ...ir.dependences import AccessHistory, Waits
+from ...ir.instruction import Instruction
 from ...ir.liveness import Lifetime
 from ...ir.rewriting import replace_storages, replace_views
 from ...ir.storage import Storage
@@ -66,12 +67,28 @@ class Compilation:
     @items.setter
     def items(self, items: Sequence[Entry]) -> None:
         self._items = list(items)
-        self.__dict__.pop("uses", None)
+        for name in ("uses", "copies", "examples"):
+            self.__dict__.pop(name, None)
 
     @cached_property
     def uses(self) -> TileItems:
         """Who writes and reads each tile; computed anew when the items have changed."""
         return TileItems(self._items)
+
+    @cached_property
+    def copies(self) -> list[int]:
+        """The numbers of items that another engine may do."""
+        kinds = {item.instruction.__class__ for item in self._items}
+        some = {kind for kind in kinds if kind.other_engine is not Instruction.other_engine}
+        found = (
+            [n for n, item in enumerate(self._items) if item.instruction.__class__ in some] if some else []
+        )
+        return [number for number in found if self._items[number].instruction.other_engine() is not None]
+
+    @cached_property
+    def examples(self) -> list[Instruction]:
+        """One instruction of each signature."""
+        return list({item.signature: item.instruction for item in self._items}.values())
 
     def is_free(self, item: Entry) -> bool:
         """True when neither the kernel nor an earlier transformation fixes the item's place."""

@@ -23,11 +23,7 @@ def share_copies(core: Compilation) -> int:
     says "based on the input tile shape": they stay where they are.
     """
     machine, items = core.machine, core.items
-    movable = [
-        number
-        for number, item in enumerate(items)
-        if item.instruction.other_engine() is not None and core.is_free(item)
-    ]
+    movable = [number for number in core.copies if core.is_free(items[number])]
     if not movable:
         return 0
     work = _work(machine, items)

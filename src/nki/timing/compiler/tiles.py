@@ -100,8 +100,9 @@ def drop_casts(core: Compilation) -> int:
     """
     now: dict[Storage, Storage] = {}
     gone: set[int] = set()
-    for number, item in enumerate(core.items):
-        if item.instruction.other_engine() is not None and core.is_free(item) and _is_cast(core, number):
+    for number in core.copies:
+        item = core.items[number]
+        if core.is_free(item) and _is_cast(core, number):
             now[item.done.writes[0].storage] = item.done.reads[0].storage
             gone.add(number)
     if gone:

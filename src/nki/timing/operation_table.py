@@ -1,0 +1,88 @@
+"""The operations of a core as columns: what planning writes and the simulation reads."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+
+from ..ir.dependences import Waits
+from ..ir.instruction import Instruction
+from ..ir.storage import Storage
+from .edges import REASON_NUMBERS, Edges
+from .operation import Operation
+from .timing_rules import REASONS
+
+CHUNK = 4096  # operations whose waits are still objects
+
+
+class OperationTable:
+    """One column per field of the operations; their waits lie one after the other."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.positions = array("i")  # in the program; -1 for spills and reloads
+        self.tiles: dict[int, Storage] = {}  # of spills and reloads
+        self.reloads: dict[int, Instruction] = {}  # the loads that reloads repeat
+        self._clear_waits()
+
+    def _clear_waits(self) -> None:
+        self.counts = array("i")  # waits of each operation
+        self.producers = array("i")  # of all waits
+        self.reasons = bytearray()
+        self._recent: list[Waits] = []  # of operations that are not in these columns yet
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def begin(self, position: int, kind: str) -> int:
+        """Add an operation, and return its index; its waits follow."""
+        self.positions.append(position)
+        self.kinds.append(kind)
+        return len(self.kinds) - 1
+
+    def end(self, waits: Waits) -> None:
+        """Add the waits of the operation that was added last."""
+        self._recent.append(waits)
+        if len(self._recent) == CHUNK:
+            self.finish()
+
+    def finish(self) -> None:
+        """Move the last waits to the columns: many at once, since that takes less time."""
+        recent, self._recent = self._recent, []
+        self.counts.extend(array("i", map(len, recent)))
+        self.producers.extend(array("i", list(chain.from_iterable(recent))))
+        reasons = chain.from_iterable(waits.values() for waits in recent)
+        self.reasons += bytes(map(REASON_NUMBERS.__getitem__, reasons))
+
+    def replace_waits(self, waits: Iterable[Waits]) -> None:
+        """Replace the waits of all operations."""
+        self._clear_waits()
+        self._recent = list(waits)
+        self.finish()
+
+    def edges(self) -> Edges:
+        """Return the waits as arrays."""
+        users = np.repeat(np.arange(len(self), dtype=np.int32), self.counts)
+        return Edges(np.array(self.producers, np.int32), users, np.frombuffer(bytes(self.reasons), np.int8))
+
+    def operations(self, instructions: Sequence[Instruction], core: int) -> list[Operation]:
+        """Return the operations as objects."""
+        found = [self.operation(index, instructions, core) for index in range(len(self))]
+        producers, reasons = self.producers.tolist(), [REASONS[number] for number in self.reasons]
+        ends = np.cumsum(self.counts).tolist()
+        for op, begin, end in zip(found, [0, *ends], ends, strict=False):
+            if begin < end:
+                op.waits = dict(zip(producers[begin:end], reasons[begin:end], strict=True))
+        return found
+
+    def operation(self, index: int, instructions: Sequence[Instruction], core: int) -> Operation:
+        """Return an operation without its waits."""
+        position = self.positions[index]
+        if position >= 0:
+            return Operation(index, instructions[position], self.kinds[index], core, position)
+        op = Operation(index, None, self.kinds[index], core, position)
+        op.tile, op.reloads = self.tiles[index], self.reloads.get(index)
+        return op
