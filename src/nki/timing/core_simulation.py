@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
@@ -16,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from ..ir.caches import cached_property
-from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile, State
-from ..ir.transfer_instruction import TransferInstruction
+from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile
 from .columns import NOWHERE, PLACES, CoreColumns, Work
 from .dma_engines import DmaEngines
 from .dma_transfer import DmaTransfer
 from .instruction_facts import cannot_overlap
-from .operation import SPACE, Operation
+from .joint_transfers import joint_transfers
+from .operation import Operation
 from .operation_plan import engine_clocks
 from .psum_banks import Banks, StarvedQueues
 from .timing_rules import DMA, KIND_NUMBERS, RIVALS, Activity, done_waits
@@ -38,13 +37,7 @@ class CoreSimulation:
     which is what the compiler's list scheduling arranges. An event is a method, called with the moment.
     """
 
-    def __init__(
-        self,
-        simulation: Any,
-        columns: CoreColumns,
-        rank: int,
-        order: array[int],
-    ):
+    def __init__(self, simulation: Any, columns: CoreColumns, rank: int, order: array[int]):
         self.simulation, self.columns = simulation, columns
         self.events, self.tick = simulation.events, simulation.ticks.__next__
         self.machine, self.plan, self.sharers = columns.machine, columns.plan, columns.sharers
@@ -66,7 +59,7 @@ class CoreSimulation:
         self.of_result, self.of_engine = columns.users.of_result, columns.users.of_engine
         self.of_begin = columns.users.of_begin
         self.psum, self.uses_psum = columns.positions, columns.uses_psum
-        self.joint = self._joint(len(simulation.starts))  # transfers that begin together with others'
+        self.joint = joint_transfers(columns, rank, len(simulation.starts))
         self.waiting: list[list[int]] = [[] for _ in range(PLACES)]  # rank * size + operation
         self.idle_at = [0.0] * (PLACES + 1)  # NOWHERE is never busy
         self.resume = [-1] * PLACES  # the tick of a `_take_next` that is posted once something waits
@@ -85,33 +78,9 @@ class CoreSimulation:
         self.bandwidth_share = columns.bandwidth_share
         self.dma_engines = DmaEngines(self.machine, self.bandwidth_share)
 
-    def _joint(self, ranks: int) -> dict[int, tuple]:
-        """Return the rendezvous point, and the visit, of transfers that begin together with others'."""
-        found: dict[int, tuple] = {}
-        visits: Counter[Any] = Counter()
-        for index, kind in enumerate(self.kinds) if self.sharers > 1 or ranks > 1 else ():
-            moves = kind == DMA and self.columns.positions[index] >= 0
-            point = self._rendezvous(self.instruction(index), ranks) if moves else None
-            if point is not None:
-                visits[point] += 1
-                found[index] = (*point, visits[point])
-        return found
-
     def instruction(self, index: int) -> Instruction:
         """Return the instruction of an operation, which is no spill."""
         return self.plan.instructions[self.columns.positions[index]]
-
-    def _rendezvous(self, instruction: Instruction, ranks: int) -> tuple | None:
-        """Return where a transfer waits for others: the other core (sendrecv), or all ranks (collective)."""
-        if instruction.rendezvous() is not None:
-            return ("transfer", self.of_rank, instruction.rendezvous()) if self.sharers > 1 else None
-        assert isinstance(instruction, TransferInstruction)
-        members = tuple(sorted(instruction.members(self.of_rank))) if ranks > 1 else ()
-        joint = self.sharers > 1 and State.ranks in instruction.state and State.peer in instruction.touches()
-        if not joint and len(members) < 2:
-            return None
-        lane = -1 if joint else self.plan.core
-        return ("ranks", lane, members or (self.of_rank,))
 
     @cached_property
     def transfers(self) -> dict[int, DmaTransfer]:
@@ -124,12 +93,7 @@ class CoreSimulation:
     @cached_property
     def operations(self) -> list[Operation]:
         """The operations; ranks wait for PSUM banks in their own ways."""
-        if self.of_rank == 0:
-            return self.plan.operations
-        found = self.plan.table.operations(self.plan.instructions, self.plan.core)
-        for index, freed_by in self.bank_waits:
-            found[index].wait_for(freed_by, SPACE)
-        return found
+        return self.plan.operations if self.of_rank == 0 else self.plan.made_operations(self.bank_waits)
 
     # ---- waiting for other operations ------------------------------------------------------------
 

@@ -77,8 +77,12 @@ class OperationPlan:
     @cached_property
     def operations(self) -> list[Operation]:
         """The operations as objects, made when they are asked for: a simulation needs none."""
+        return self.made_operations(self.bank_waits)
+
+    def made_operations(self, bank_waits: Iterable[tuple[int, int]]) -> list[Operation]:
+        """Return new objects of the operations, which also wait for those that freed their PSUM banks."""
         found = self.table.operations(self.instructions, self.core)
-        for index, freed_by in self.bank_waits:
+        for index, freed_by in bank_waits:
             found[index].wait_for(freed_by, SPACE)
         return found
 
