@@ -71,7 +71,7 @@ def test_where_sums_do_not_depend_on_the_cut_each_thread_has_a_block():
 
 
 def test_small_and_narrow_products_are_not_cut_for_threads():
-    assert count(512, 512, 128, 8, True) == [(512, 512)]
+    assert count(512, 512, 96, 8, True) == [(512, 512)]
     assert count(128, 4096, 4096, 2, True) == count(128, 4096, 4096, 7, True) == [(128, 1024)] * 4
 
 

@@ -15,9 +15,7 @@ import numpy as np
 from ..reference.blas import sums_are_independent
 from .steps import BLOCK
 
-MIN_BLOCK = (
-    1 << 26
-)  # multiplications of a block for one thread: smaller ones do not pay, and have other kernels
+MIN_BLOCK = 1 << 24  # multiplications; smaller blocks do not pay, and BLAS has other kernels for them
 MIN_SIDE = 256  # rows and columns of a product that is cut for threads
 ALIGNED = 16  # rows and columns; no kernel is wider
 
