@@ -48,6 +48,9 @@ class ExecutingCore(RunningCore, Protocol):
     @property
     def engine_state(self) -> EngineState: ...
 
+    def use(self, executor: Executor) -> None:
+        """Execute with another executor, on its memories, from now on."""
+
 
 class ExecutionContext(Protocol):
     """What a backend may use of an execution. Each attempt has a new one; a failed one is dropped."""

@@ -25,7 +25,7 @@ from ..machine.memories import PRIVATE_HBM, SBUF, SHARED_HBM
 from ..machine.operators import Operator
 from ..typing import OperatorLike
 from .groups import ReplicaGroup
-from .messages import pack, unpack
+from .messages import message, unpack
 from .prices import wire
 
 JOINT = -1  # the lane of calls that both cores of a rank make together
@@ -158,7 +158,8 @@ class Collective(DmaInstruction):
         core.execution.side_effects.sent = True
         head = {"same": self.agreement(), "rank": world.rank, "core": core.index, "line": str(self.site)}
         shown = f"{self.shown()} of ranks {', '.join(map(str, members))}"
-        parts = world.meet(members, lane, shown, str(self.site), pack(head, sent))
+        data = message(head, sent, world.in_process)
+        parts = world.meet(members, lane, shown, str(self.site), data)
         ascending = sorted(members)
         received = parts.once("unpacked", lambda: list(map(self._unpacked, parts, ascending)))
         parts.once("agreed", lambda: self._check_agreement([h for h, _ in received]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,22 @@ HEAD: Form = {"same": str, "rank": int, "core": int, "line": str, "sizes": list}
 ALIGNED = 64  # bytes: where each array begins
 
 
+class Message(NamedTuple):
+    """The same for ranks of this process, where the arrays may stay on a device."""
+
+    head: dict[str, Any]
+    arrays: list[Any]
+
+
+def message(head: dict[str, Any], arrays: list[Any], in_process: bool) -> Any:
+    """Return what a rank sends; the arrays are copied, so that their owner may go on."""
+    if in_process and not all(isinstance(array, np.ndarray) for array in arrays):
+        return Message(head, [array.copy().reshape(-1) for array in arrays])
+    return pack(head, [np.asarray(array) for array in arrays])
+
+
 def pack(head: Mapping[str, object], arrays: list[np.ndarray]) -> np.ndarray:
-    """Return a flat uint8 array; the arrays are copied, so that their owner may go on."""
+    """Return a head and arrays as a flat uint8 array."""
     text = json.dumps({**head, "sizes": [array.nbytes for array in arrays]}).encode()
     starts = [_up(8 + len(text))]
     for array in arrays:
@@ -33,8 +47,10 @@ def pack(head: Mapping[str, object], arrays: list[np.ndarray]) -> np.ndarray:
     return packed
 
 
-def unpack(packed: np.ndarray) -> tuple[dict[str, Any], list[np.ndarray]]:
+def unpack(packed: Any) -> tuple[dict[str, Any], list[np.ndarray]]:
     """Return the head and the bytes of each array, not copied; ValueError if they are not there."""
+    if isinstance(packed, Message):
+        return packed
     if packed.nbytes < 8:
         raise ValueError(f"a message of {packed.nbytes} bytes")
     length = int(packed[:8].view(np.uint64)[0])

@@ -394,7 +394,7 @@ class CollectivePermuteImplicitReduce(Collective):
     def sources(self, rank: int, members: tuple[int, ...]) -> list[np.ndarray]:
         """op(src0, src1), rounded to what is sent."""
         result = reduced(self, [reading(self.src0), reading(self.src1)], self.op)
-        sent = np.empty(self.dst.shape, self.dst.dtype.storage)
+        sent = np.empty_like(result, self.dst.dtype.storage)
         dtypes.store(sent, result, self.dst.dtype)
         return [sent]
 

@@ -128,7 +128,7 @@ class AllGatherV(Collective):
         for count, begin in self.sends(table, members):
             self._inside("src", rank, SEND_DISPL, begin + count, src.size)
             if count:
-                chunks.append(np.ascontiguousarray(reading(src[begin : begin + count])))
+                chunks.append(reading(src[begin : begin + count]).copy())
         sent = np.concatenate(chunks) if chunks else np.empty(0, self.src.dtype.storage)
         return [sent, table]
 

@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import NkiError
 from ..ir.caches import per_program
 from ..ir.program import Program
 from ..ir.storage import Storage
 from ..ir.tree import leaves, replace_leaves
 from ..ir.view import View
-from ..launch.diagnostics import show
+from ..launch.diagnostics import SideEffects, show
+from ..launch.execution import Execution, execution_of, has_races
+from ..launch.world import current_world
 from ..machine.dtypes import DType
+from ..options import Options
 from .cache import programs
+from .results import report_unwritten
 from .run import Call
 from .staged import Staged, stage_anew
 from .transfer import is_whole
@@ -53,7 +58,9 @@ def _run_cached(call: Call, tensors: Sequence[Any], home: Any) -> tuple[Program 
     The device works while the host looks for changes. What it has computed is given up if there are any.
     """
     entry = None if call.key is None else programs.get(call.key)
-    started = None if entry is None or entry.program is None else start(entry.program, tensors, home)
+    started = None
+    if entry is not None and entry.program is not None:
+        started = start(entry.program, tensors, home, call.options, entry.verified)
     found = None if call.key is None else programs.find(call.key)
     if started is None or found is None or found is not entry:
         return None, ""
@@ -73,26 +80,59 @@ def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any]
     """
     if not staged.is_fixed:
         return "its Python reads values"
-    started = start(staged.program, tensors, device)
+    started = start(staged.program, tensors, device, staged.call.options, staged.verified)
     return started if isinstance(started, str) else started.finish(staged.kernel.returns)
 
 
 @per_program
-def _plan(program: Program) -> DevicePlan | str:
-    """Return the plan of a program on a device, or why it has none."""
+def _plan(program: Program) -> DevicePlan | None:
+    """Return the plan of a program on a device; None: it runs in order."""
     from ..backends.lowered import lower
+    from ..backends.torch.backend import complete_plan
     from ..backends.torch.schedule import Refused
-    from ..backends.torch.steps import device_plan_of
 
-    plan = device_plan_of(lower(program))
-    if isinstance(plan, Refused):
-        return str(plan)
-    parameters = {storage for _, storage in program.parameters}
-    known = {*plan.written, *parameters, *(storage for storage, _ in plan.constants)}
-    partly = plan.partly - parameters
-    if any(v.storage in partly or v.storage not in known for v in leaves(program.result, View)):
-        return "it returns a tensor of which a part was never written"
-    return plan
+    plan = complete_plan(lower(program))
+    return None if isinstance(plan, Refused) else plan
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """A run in order. It begins when it must end: what it prints and sends cannot be taken back."""
+
+    program: Program
+    given: dict[Storage, Any]
+    where: Any
+    options: Options
+    verified: dict[int, int]
+
+    def finish(self) -> dict[Storage, Any] | None:
+        """Run; return the tensors of what is written and returned. None: run it on the host."""
+        side_effects, program = SideEffects(), self.program
+        # those of the program itself are shown where it is called
+        execution = execution_of(program, self.options, side_effects, program.diagnostics, self.verified)
+        try:
+            with execution:
+                return self._run(execution)
+        except Exception as problem:
+            if side_effects.sent or (side_effects.prints and isinstance(problem, NkiError)):
+                raise
+            return None
+
+    def _run(self, execution: Execution) -> dict[Storage, Any]:
+        from ..backends.lowered import lower
+        from ..backends.torch.in_order import run_in_order
+
+        memories = run_in_order(lower(self.program), execution, self.given, self.where)
+        execution.memories = memories
+        returned = leaves(self.program.result, View)
+        for view in returned:
+            report_unwritten(view, execution, None)
+        storages = {view.storage for view in returned} | (self.given.keys() & self.program.written)
+        found = {storage: memories[storage].raw for storage in storages}
+        if execution.world.keeps_random_state:
+            execution.generators.keep()
+        execution.diagnostics.show()
+        return found
 
 
 @dataclass(frozen=True)
@@ -103,7 +143,7 @@ class Started:
     originals: dict[Storage, Any]
     changed: list[Storage]  # of these, those that are written
     constants: dict[Storage, Any]
-    pending: Pending
+    pending: Pending | InOrder
 
     def finish(self, returns: bool) -> list[Any] | str:
         """Change the arguments that are written and return the result; or say why there is none."""
@@ -133,22 +173,36 @@ class Started:
         return part_of(own.contiguous().reshape(-1), view).clone()
 
 
-def start(program: Program, tensors: Sequence[Any], device: Any) -> Started | str:
+def start(
+    program: Program, tensors: Sequence[Any], device: Any, options: Options, verified: dict[int, int]
+) -> Started | str:
     """Ask a device to run a program on tensors, in the order of its parameters; or say why it cannot."""
+    plan = _plan(program)
+    if plan is None and (why := _bound_to_host(program, options, verified)):
+        return why
+    originals = {s: tensor for (_, s), tensor in zip(program.parameters, tensors, strict=True)}
+    written = program.written if plan is None else plan.written
+    changed = [storage for storage in originals if storage in written]
+    if not _may_change([originals[s] for s in changed], tensors):
+        return "it writes an argument that may not be written"
+    given = {s: _plain(t, device) for s, t in originals.items()}
+    if plan is None:
+        return Started(program, originals, changed, {}, InOrder(program, given, device, options, verified))
     import torch
 
     from ..backends.torch import graphs
 
-    plan = _plan(program)
-    if isinstance(plan, str):
-        return plan
-    originals = {s: tensor for (_, s), tensor in zip(program.parameters, tensors, strict=True)}
-    changed = [storage for storage in plan.written if storage in originals]
-    if not _may_change([originals[s] for s in changed], tensors):
-        return "it writes an argument that may not be written"
-    given = {s: _plain(t, device) for s, t in originals.items()}
     pending = graphs.start(plan, given, device)
     return Started(program, originals, changed, plan.constants_on(torch, device), pending)
+
+
+def _bound_to_host(program: Program, options: Options, verified: dict[int, int]) -> str:
+    """Return why a program without a plan does not run in order on a device; "" if it does."""
+    if has_races(program, options):
+        return "its cores race"
+    if program.loops and (not verified or current_world().size > 1):
+        return "the iterations of its dynamic loops are compared at the first call"
+    return ""
 
 
 def _plain(tensor: Any, device: Any) -> Any:

@@ -52,6 +52,11 @@ class CoreState:
 
     pending_warnings: list[tuple] | None = None  # instructions of a Program are validated already
 
+    def use(self, executor: Executor) -> None:
+        """Execute with another executor, on its memories, from now on."""
+        self.executor = self.run_one = executor
+        self.memories = executor.memories
+
     def diagnose(
         self, kind: str, message: str, notes: Iterable[str], help: str | None, site: Site | None
     ) -> None:
@@ -181,17 +186,14 @@ def execute(
     lends for results. `verified` limits how often each dynamic loop may run.
     """
     side_effects = side_effects or SideEffects()
-    world = current_world()
     lowered = lower(program)
-    races = any(found.kind == "race" for found in findings(program, options))
+    races = has_races(program, options)
     for backend in _backends(options, races):
         why = backend.refusal(lowered, options)
         if why:
             _warn_host(program, options, why)
             continue
-        diagnostics = Diagnostics(options.strict, world, side_effects, deferred=True, silenced=silenced)
-        execution = Execution(program.machine, options, len(program.cores), diagnostics)
-        execution.verified = verified if program.loops else None
+        execution = execution_of(program, options, side_effects, silenced, verified)
         for storage, raw in (*inputs.items(), *program.constants):
             execution.memories.borrow(storage, raw)
         for storage, raw in (results or {}).items():
@@ -202,10 +204,34 @@ def execute(
             break
         execution.close()
         _warn_host(program, options, "an instruction reports something about its values")
-    for diagnostic in program.diagnostics:  # after the last instruction, or about none of them
+    report_the_rest(program, execution)
+    return execution
+
+
+def has_races(program: Program, options: Options) -> bool:
+    """Return whether the cores of a program race: it depends on their order what they compute."""
+    return any(found.kind == "race" for found in findings(program, options))
+
+
+def execution_of(
+    program: Program,
+    options: Options,
+    side_effects: SideEffects,
+    silenced: Iterable[Diagnostic],
+    verified: dict[int, int] | None,
+) -> Execution:
+    """Return a new execution for an attempt to run a program."""
+    diagnostics = Diagnostics(options.strict, current_world(), side_effects, deferred=True, silenced=silenced)
+    execution = Execution(program.machine, options, len(program.cores), diagnostics)
+    execution.verified = verified if program.loops else None
+    return execution
+
+
+def report_the_rest(program: Program, execution: Execution) -> None:
+    """Report what belongs after the last instruction, or to none of them."""
+    for diagnostic in program.diagnostics:
         if diagnostic.before is None or diagnostic.before >= program.length_of(diagnostic.core):
             execution.diagnostics.report(diagnostic)
-    return execution
 
 
 _warned_programs: set[str] = set()

@@ -50,6 +50,7 @@ class World:
 
     backend = "alone"
     scheduler: Any = None  # of all ranks, where one process runs them
+    in_process = False  # all members of an exchange are threads of this process
     keeps_random_state = True  # the next call continues the random sequence of this one
 
     def __init__(self, rank: int = 0, size: int = 1):

@@ -31,6 +31,7 @@ class LocalWorld(World):
     """A rank beside others in one process."""
 
     backend = "local"
+    in_process = True
     keeps_random_state = False  # every rank begins as the process stands
 
     def __init__(self, rank: int, size: int, shared: LocalExchange):

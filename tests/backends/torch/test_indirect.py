@@ -151,7 +151,7 @@ def test_matrices_by_a_scalar_index(device):
     assert assert_agrees(blocks_of.trace(*given), given, "torch", exact=True, **device) == "dropped"
 
 
-def test_rows_that_overlap_are_written_by_the_host(device):
+def test_rows_that_overlap_are_written_in_order(device):
     @nki.jit
     def overlapping(x, values, ids):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
@@ -161,7 +161,7 @@ def test_rows_that_overlap_are_written_by_the_host(device):
         return out
 
     given = [floats(8, 4), floats(3, 6, seed=1), np.array([[0], [1], [2]], np.int32)]
-    assert assert_agrees(overlapping.trace(*given), given, "torch", exact=True, **device) == ""
+    assert assert_agrees(overlapping.trace(*given), given, "torch", exact=True, **device) == "in order"
 
 
 def test_experts_of_tokens_run_on_the_device(device):

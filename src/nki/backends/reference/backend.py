@@ -27,7 +27,7 @@ class ReferenceBackend:
 
     def run(self, lowered: Lowered, execution: ExecutionContext) -> bool:
         cores = zip(execution.cores, lowered.cores, strict=True)
-        execution.run_cores([(core, partial(_run_core, core, steps)) for core, steps in cores])
+        execution.run_cores([(core, partial(run_core, core, steps)) for core, steps in cores])
         execution.report_divergent_loops()
         return True
 
@@ -36,7 +36,7 @@ class Unverified(Exception):
     """A loop would run more often than the kernel's Python was seen to allow."""
 
 
-def _run_core(core: ExecutingCore, steps: Sequence[LoweredStep]) -> None:
+def run_core(core: ExecutingCore, steps: Sequence[LoweredStep]) -> None:
     """Run the steps of a core; the memories of the parameters are there already."""
     try:
         _run_steps(core, steps)

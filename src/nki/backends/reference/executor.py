@@ -42,6 +42,9 @@ class Executor:
             arrays[i] = memories[view.storage].write(view)
         if access.accumulates:
             arrays[0], self.core.engine_state.matmul_written = self._accumulate_at(operands[0], instruction)
+        self._compute(instruction, arrays)
+
+    def _compute(self, instruction: Instruction, arrays: list[Any]) -> None:
         instruction.compute(*arrays)
 
     def _run_dynamic(self, instruction: Instruction) -> None:
@@ -79,7 +82,7 @@ class Executor:
                 else:
                     memory = self.memories[view.storage]
                     arrays[i] = memory.write(view)
-        instruction.compute(*arrays)
+        self._compute(instruction, arrays)
         if after is not None:
             after()
 
@@ -97,7 +100,7 @@ class Executor:
             1 if stride == 0 else count for count, stride in zip(view.shape, view.strides, strict=True)
         )
         target = memory.write(View(view.storage, view.offset, Shape(once), view.strides, view.dtype))
-        values = np.empty(view.shape, target.dtype)
+        values = np.empty_like(target, shape=view.shape)
         last = tuple(slice(-size, None) for size in once)
         return values, lambda: target.__setitem__(..., values[last])
 
@@ -146,7 +149,9 @@ class Executor:
         memory = self.memories[view.storage]
         assert ind is not None
         if ind.kind == "tensor":
-            buffer = np.empty(view.shape, view.dtype.storage) if isinstance(read, View) else read
+            buffer = read
+            if isinstance(read, View):
+                buffer = np.empty_like(memory.array(ind.base), shape=view.shape)
             return buffer, lambda: scatter_columns(view, instruction, buffer)
         shift = scalar_shift(view, instruction)
         assert shift is not None

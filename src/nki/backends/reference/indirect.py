@@ -16,7 +16,7 @@ from .memory import FULL
 def index_values(index: Any) -> np.ndarray:
     """Return the values of an index operand as 64-bit integers in stream order."""
     if isinstance(index, View):
-        return memory_of(index).read(index).astype(np.int64)
+        return np.asarray(memory_of(index).read(index)).astype(np.int64)
     return np.asarray([index.as_index()], np.int64)
 
 
@@ -103,7 +103,7 @@ class IndexedRows:
         found = self._memory.read(self.table, where=ids)[ids]
         if self.complete:
             return found
-        rows = np.zeros(self.shape, found.dtype)
+        rows = np.zeros_like(found, shape=self.shape)
         rows[self.valid] = found
         return rows
 

@@ -7,6 +7,7 @@ whole at once and never need one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ...ir.context import warn
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine import dtypes
+from ...machine.dtypes import DType
 
 FRESH, PARTIAL, FULL = 0, 1, 2
 _COVERS: LRUCache[int, bool] = LRUCache(1 << 16)
@@ -156,7 +158,11 @@ class Memory:
     def _build(self, view: View, shift: int) -> np.ndarray:
         width = view.dtype.itemsize
         strides = [s * width for s in view.strides]
-        return np.ndarray(view.shape, view.dtype.storage, self.raw, view.offset * width + shift, strides)
+        return self.part(view.shape, view.dtype, view.offset * width + shift, strides)
+
+    def part(self, shape: Sequence[int], dtype: DType, start: int, strides: Sequence[int]) -> np.ndarray:
+        """Return an array on the bytes, from a byte on; strides are in bytes."""
+        return np.ndarray(shape, dtype.storage, self.raw, start, strides)
 
     def read(self, view: View, shift: int = 0, where: object = None) -> np.ndarray:
         """Return the array to read a view through. `where` (a mask, or indices): only these are read."""
@@ -231,8 +237,9 @@ class Memory:
 
     def poison(self) -> None:
         """Fill everything with poison."""
-        whole = self.raw.view(self.storage.dtype.storage)
-        whole[...] = dtypes.poison(self.storage.dtype)
+        dtype = self.storage.dtype
+        whole = self.part((self.raw.nbytes // dtype.itemsize,), dtype, 0, (dtype.itemsize,))
+        whole[...] = dtypes.poison(dtype)
         self.map = ElementMap(self.storage)
         self.state = PARTIAL
 

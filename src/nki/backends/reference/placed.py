@@ -38,7 +38,7 @@ class PlacedMemory(Memory):
 
     def _build(self, view: View, shift: int) -> np.ndarray:
         start, strides = self._place(view, shift)
-        return np.ndarray(view.shape, view.dtype.storage, self.raw, start, strides)
+        return self.part(view.shape, view.dtype, start, strides)
 
     def _place(self, view: View, shift: int) -> tuple[int, list[int]]:
         """Return where a view lies in the physical memory: first byte and strides in bytes."""
@@ -152,7 +152,8 @@ class PlacedMemory(Memory):
         (partition, byte), s = self.storage.address, self.storage
         where = np.s_[partition : partition + s.partitions, byte : byte + s.pitch]
         fill = np.full(s.pitch // s.dtype.itemsize, dtypes.poison(s.dtype), s.dtype.storage).view(np.uint8)
-        rectangle = self.raw.reshape(-1, self.chip.pitch)[where]
+        pitch = self.chip.pitch
+        rectangle = self.part((s.partitions, s.pitch), dtypes.uint8, partition * pitch + byte, (pitch, 1))
         np.copyto(rectangle, fill, where=~self.chip.written[where])
 
     def _mark_written(self, view: View, shift: int, where: Any = None) -> None:

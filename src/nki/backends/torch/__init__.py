@@ -13,5 +13,7 @@ instructions  runs the instructions of a step on tensors
 runner        runs the steps on the memory of a run
 kernels       compiles the functions of large steps, each step to one kernel
 graphs        captures what a run asks of a GPU as a CUDA graph, and replays it
+memory        the reference's memory with its bytes on a device
+in_order      runs programs that have no plan, one instruction after the other
 backend       the backend itself
 """

@@ -13,6 +13,7 @@ from ...options import Options, checked_device
 from ..lowered import Lowered
 from ..protocol import ExecutionContext
 from .graphs import run
+from .in_order import run_in_order
 from .schedule import Refused
 from .steps import DevicePlan, device_plan_of
 
@@ -27,28 +28,23 @@ class TorchBackend:
 
     def refusal(self, lowered: Lowered, options: Options) -> str:
         torch_device(options.device)
-        if not options.precise_fp or options.strict:
-            return "the reference backend is asked for"
-        plan = device_plan_of(lowered)
-        if isinstance(plan, Refused):
-            return str(plan)
-        parameters = {storage for _, storage in lowered.parameters}
-        incomplete = plan.partly - parameters
-        if any(view.storage in incomplete for view in leaves(lowered.result, View)):
-            return "it returns a tensor of which a part was never written"
-        return ""
+        return "" if options.precise_fp and not options.strict else "the reference backend is asked for"
 
     def run(self, lowered: Lowered, execution: ExecutionContext) -> bool:
-        """Run the steps. False if an instruction reports something: the reference reports it at its line."""
+        """Run the steps, or else in order. False: the reference reports something, at its line."""
         import torch
 
-        plan = device_plan_of(lowered)
-        assert isinstance(plan, DevicePlan)
         device = torch_device(execution.options.device)
         tensors = {
             storage: torch.from_numpy(execution.memories[storage].raw.copy()).to(device)
             for _, storage in lowered.parameters
         }
+        plan = complete_plan(lowered)
+        if isinstance(plan, Refused):
+            memories = run_in_order(lowered, execution, tensors, device)
+            memories.to_host()
+            execution.memories.update(memories)
+            return True
         found = run(plan, tensors, device)
         if found is None:
             return False
@@ -57,6 +53,19 @@ class TorchBackend:
         for diagnostic in lowered.diagnostics:
             execution.diagnostics.report(diagnostic)
         return True
+
+
+def complete_plan(lowered: Lowered) -> DevicePlan | Refused:
+    """Return the plan of a program whose results are written in full, or why it has none."""
+    plan = device_plan_of(lowered)
+    if isinstance(plan, Refused):
+        return plan
+    parameters = {storage for _, storage in lowered.parameters}
+    known = {*plan.written, *parameters, *(storage for storage, _ in plan.constants)}
+    partly = plan.partly - parameters
+    if any(v.storage in partly or v.storage not in known for v in leaves(lowered.result, View)):
+        return Refused("it returns a tensor of which a part was never written")
+    return plan
 
 
 def torch_device(name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .lanes import FUNCTIONS, REDUCTIONS, UFUNCS, Lanes, Unsupported
+from .lanes import FUNCTIONS, REDUCTIONS, UFUNCS, Lanes, Unsupported, shares_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,6 +188,7 @@ FUNCTIONS.update(
         np.zeros_like: _zeros_like,
         np.broadcast_to: _broadcast_to,
         np.clip: lambda x, low, high: x.clip(low, high),
+        np.may_share_memory: lambda a, b: shares_memory(a.tensor, b.tensor),
         np.ndim: lambda x: x.ndim,
         np.shape: lambda x: x.shape,
     }

@@ -15,12 +15,13 @@ import numpy as np
 
 from ...errors import emit_warning
 from ...ir.engine_state import Accumulators, EngineState
+from ...ir.instruction import Instruction
 from ...machine.dtypes import f32
 from ...machine.machine import Machine
 from . import functions as functions  # fills the table
 from .batches import Batch
 from .indirect import convert
-from .lanes import Device, Lanes, Unsupported, held_as
+from .lanes import Device, Lanes, Unsupported
 from .steps import DevicePlan
 
 if TYPE_CHECKING:
@@ -115,23 +116,13 @@ class InstructionRunner:
     def _on_host(self, step: Batch, arrays: list[Any], why: str) -> None:
         """Run the instructions of a step one by one, with numpy."""
         instruction = step.node.instruction
-        name = instruction.public
         self.stayed = False
-        if (self.where.type, name) not in _warned:
-            _warned.add((self.where.type, name))
-            emit_warning(
-                "device-copy",
-                f"{name} is not supported on {self.where.type} ({why}): "
-                "its tiles are copied to the host and back",
-                instruction.site,
-                [],
-                None,
-            )
+        warn_copies(instruction, self.where, why)
         state, count = self.core.engine_state, step.count
         opened = state.vector
         registers: Any = opened.values if step.after is not None else None
-        copies = [to_host(a, count) if isinstance(a, Lanes) else None for a in arrays]
-        host_registers = None if registers is None else to_host(registers, count)
+        copies = [members(a, count) if isinstance(a, Lanes) else None for a in arrays]
+        host_registers = None if registers is None else members(registers, count)
         for j in range(count):
             one = [a if c is None else c[j] for a, c in zip(arrays, copies, strict=True)]
             if host_registers is not None:
@@ -140,25 +131,23 @@ class InstructionRunner:
         for i, _, _ in step.outputs:
             written = copies[i]
             assert written is not None
-            to_device(arrays[i], written)
+            arrays[i].take_from(written)
         if host_registers is not None:
-            to_device(registers, host_registers)
+            registers.take_from(host_registers)
 
 
 _warned: set[tuple[str, str]] = set()
 
 
-def to_host(lanes: Lanes, count: int) -> np.ndarray:
+def warn_copies(instruction: Instruction, where: TorchDevice, why: str) -> None:
+    """Warn once that an instruction does not run on a kind of device."""
+    name = instruction.public
+    if (where.type, name) not in _warned:
+        _warned.add((where.type, name))
+        text = f"{name} is not supported on {where.type} ({why}): its tiles are copied to the host and back"
+        emit_warning("device-copy", text, instruction.site, [], None)
+
+
+def members(lanes: Lanes, count: int) -> np.ndarray:
     """Return the arrays of all members as one, [count, ...]."""
-    tensor = lanes.tensor.reshape(count, *lanes.shape)
-    if tensor.dtype == lanes.device.torch.bfloat16:
-        tensor = tensor.view(lanes.device.torch.int16)
-    return np.array(tensor.cpu().numpy()).view(lanes.dtype)
-
-
-def to_device(lanes: Lanes, values: np.ndarray) -> None:
-    held = values.view(np.int16) if lanes.dtype.name == "bfloat16" else values
-    if held_as(held.dtype) != held.dtype.name:
-        held = held.view(held_as(held.dtype))
-    tensor = lanes.device.torch.from_numpy(held).to(lanes.tensor.device)
-    lanes.tensor.copy_(tensor.view(lanes.tensor.dtype).reshape(lanes.tensor.shape))
+    return lanes.on_host().reshape(count, *lanes.shape)

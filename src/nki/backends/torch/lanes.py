@@ -30,6 +30,8 @@ class Unsupported(Exception):
 class Device:
     """A torch device during a run: the constants of a plan there, and the masks to check at the end."""
 
+    reads = False  # the host may read values during the run
+
     def __init__(self, torch: ModuleType, where: TorchDevice, constants: dict[tuple, Any]):
         self.torch, self.where, self.constants = torch, where, constants
         self.doubts: list[Any] = []  # masks; if one is not empty, the host runs the program
@@ -39,13 +41,16 @@ class Device:
         key = (array.dtype.str, array.shape, array.tobytes())
         found = self.constants.get(key)
         if found is None:
-            array = np.ascontiguousarray(array).reshape(array.shape)
-            held = getattr(self.torch, held_as(array.dtype))
-            plain = array if array.dtype in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
-            tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
-            found = (tensor if tensor.dtype == held else tensor.view(held)).to(self.where)
-            self.constants[key] = found
+            found = self.constants[key] = self.tensor(array)
         return found
+
+    def tensor(self, array: np.ndarray) -> Any:
+        """Return an array as a tensor on the device."""
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        held = getattr(self.torch, held_as(array.dtype))
+        plain = array if array.dtype in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
+        tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
+        return (tensor if tensor.dtype == held else tensor.view(held)).to(self.where)
 
     def number(self, value: object, dtype: object, on_host: bool = False) -> Any:
         """Return a number as a tensor without dimensions, on the device or on the host."""
@@ -110,6 +115,10 @@ class Lanes(NDArrayOperatorsMixin):
         return int(self.dtype.itemsize)
 
     @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
     def T(self) -> Lanes:
         return self.transpose()
 
@@ -122,12 +131,20 @@ class Lanes(NDArrayOperatorsMixin):
         raise Unsupported(f"numpy.ndarray.{name}")
 
     def __bool__(self) -> bool:
-        raise Unsupported("Python reads a value")
+        return bool(self.__array__())
 
-    __float__ = __int__ = __index__ = __bool__  # type: ignore[assignment]
+    def __float__(self) -> float:
+        return float(self.__array__())
 
-    def __array__(self, *_: object, **__: object) -> Any:
-        raise Unsupported("numpy wants the values on the host")
+    def __int__(self) -> int:
+        return int(self.__array__())
+
+    __index__ = __int__
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        if not self.device.reads:
+            raise Unsupported("Python or numpy reads a value")
+        return self.on_host().reshape(self.shape)
 
     # ---- views -----------------------------------------------------------------------------------
 
@@ -137,7 +154,7 @@ class Lanes(NDArrayOperatorsMixin):
 
     def reshape(self, *shape: Any) -> Lanes:
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        return self.like(self.tensor.reshape(*self.front, *wanted), self.dtype)
+        return self.like(self.tensor.reshape((*self.front, *wanted)), self.dtype)
 
     def transpose(self, *order: Any) -> Lanes:
         axes = order[0] if len(order) == 1 and isinstance(order[0], (tuple, list)) else order
@@ -161,7 +178,13 @@ class Lanes(NDArrayOperatorsMixin):
     def __setitem__(self, key: Any, value: Any) -> None:
         if not self.lent and 0 in self.tensor.stride():
             self.tensor = self.tensor.contiguous()  # it was filled
+        if _has_arrays(key):
+            key, value = _without_repeats(key, value)
+            self.tensor[self._key(key)] = self.fitting(value)
+            return
         target = self if key is Ellipsis else self[key]
+        if self.device.reads and isinstance(value, Lanes) and shares_memory(target.tensor, value.tensor):
+            value = value.copy()  # as numpy does where the two overlap
         if isinstance(value, Lanes) and target.dtype in _FLOATS and value.dtype in _FLOATS:
             target.tensor.copy_(aligned(value, target.ndim).tensor)  # which casts
         else:
@@ -169,10 +192,15 @@ class Lanes(NDArrayOperatorsMixin):
 
     def _key(self, key: object) -> tuple:
         parts = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(part, (Lanes, list, np.ndarray)) for part in parts):
-            raise Unsupported("indices that are arrays")
         if any(isinstance(part, slice) and (part.step or 1) < 0 for part in parts):
             raise Unsupported("a slice that goes backwards")
+        if any(isinstance(part, (Lanes, list)) for part in parts):
+            raise Unsupported("indices that are tiles")
+        if _has_arrays(key):
+            if not all(isinstance(part, np.ndarray) for part in parts):
+                raise Unsupported("indices of several kinds")
+            kinds = [p.dtype if p.dtype == np.bool_ else np.int64 for p in parts]
+            parts = tuple([self.device.constant(p.astype(k)) for p, k in zip(parts, kinds, strict=True)])
         return (*[slice(None)] * self.lead, *parts)
 
     # ---- values ----------------------------------------------------------------------------------
@@ -231,8 +259,21 @@ class Lanes(NDArrayOperatorsMixin):
             self.tensor = self.fitting(value).expand(self.tensor.shape)
 
     def doubt(self, mask: Lanes) -> None:
-        """Record a mask; if it holds anywhere, the host runs the program and reports why."""
-        self.device.doubts.append(mask.tensor.any())
+        """Record a mask; if it holds anywhere, the host runs the program, or the instruction, and reports."""
+        if not self.device.reads:
+            self.device.doubts.append(mask.tensor.any())
+        elif mask.tensor.any():
+            raise Unsupported("it reports something about its values")
+
+    def on_host(self) -> np.ndarray:
+        """Return a copy as numpy's array, with the leading dimensions."""
+        torch = self.device.torch
+        tensor = self.tensor.view(torch.int16) if self.tensor.dtype == torch.bfloat16 else self.tensor
+        return np.array(tensor.cpu().numpy()).view(self.dtype)
+
+    def take_from(self, values: np.ndarray) -> None:
+        """Write what `on_host` returned, and was changed there."""
+        self.tensor.copy_(self.device.tensor(values).reshape(self.tensor.shape))
 
     def entries_of(self, table: np.ndarray) -> Lanes:
         """Return table[self], for a small table."""
@@ -268,7 +309,9 @@ class Lanes(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         out = options.pop("out", None)
-        if method == "__call__":
+        if out is not None and not any(isinstance(x, Lanes) for x in inputs):
+            result = getattr(ufunc, method)(*inputs, **options)
+        elif method == "__call__":
             result = self._call(ufunc, inputs, None if out is None else out[0], **options)
         elif method == "reduce":
             result = self._reduce(ufunc, *inputs, **options)
@@ -329,11 +372,40 @@ class Lanes(NDArrayOperatorsMixin):
         return form(*args, **kwargs)
 
 
+def _has_arrays(key: object) -> bool:
+    return any(isinstance(part, np.ndarray) for part in (key if isinstance(key, tuple) else (key,)))
+
+
+def _without_repeats(key: Any, value: Any) -> tuple[Any, Any]:
+    """Drop all but the last of equal indices: numpy writes that one last, torch any of them."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if any(part.ndim != 1 or part.dtype == np.bool_ for part in parts):
+        return key, value
+    _, first = np.unique(np.stack(parts)[:, ::-1], axis=1, return_index=True)
+    if first.size == parts[0].size:
+        return key, value
+    kept = np.sort(parts[0].size - 1 - first)
+    return tuple([part[kept] for part in parts]), value[kept]
+
+
 def _takes(out: Any, form: Any, dtype: np.dtype, tensors: Sequence[Any]) -> bool:
     """Return whether a result may be written directly to the memory of `out`."""
     if not out.lent or out.dtype != dtype or dtype not in _SAME or not hasattr(form, "name"):
         return False
+    if out.device.reads and any(_overlaps(out.tensor, tensor) for tensor in tensors):
+        return False
     return any(tensor.shape == out.tensor.shape for tensor in tensors)
+
+
+def shares_memory(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors may have bytes in common."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _overlaps(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors share memory, and not element by element."""
+    same = one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+    return not same and shares_memory(one, other)
 
 
 def aligned(lanes: Lanes, rank: int) -> Lanes:

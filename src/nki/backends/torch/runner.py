@@ -85,7 +85,7 @@ class DeviceRunner(InstructionRunner):
         """
         outer = activate(self.core)  # type: ignore[arg-type]
         try:
-            with self.torch.no_grad(), _exact_products(self.torch), np.errstate(all="ignore"):
+            with self.torch.no_grad(), exact_products(self.torch), np.errstate(all="ignore"):
                 for step in self.plan.steps:
                     if isinstance(step, BatchedGemm):
                         self._products(step)
@@ -221,7 +221,7 @@ _before: Any = None
 
 
 @contextmanager
-def _exact_products(torch: ModuleType) -> Any:
+def exact_products(torch: ModuleType) -> Any:
     """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
     global _users, _before
     settings = torch.backends.cuda.matmul
