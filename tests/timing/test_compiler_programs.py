@@ -29,14 +29,12 @@ X = np.random.default_rng(7).integers(-4, 5, (128, 256)).astype(np.float32)
 
 def transformed(program, without=()):
     """The program that the timing model sees, and what was changed."""
-    cores, changes, first = [], [], 0
-    for core, items in enumerate(program.unrolled()):
+    cores, changes = [], []
+    for items in program.unrolled():
         numbers = SignatureNumbers()
-        last = first + program.length_of(core)
-        found = Compilation(program.machine, numbers.entries(items, program.effects[first:last]), numbers)
+        found = Compilation(program.machine, numbers.entries(items), numbers)
         changes.append(compiled(found, tuple(Part), without))
         cores.append(tuple(item.instruction for item in found.items))
-        first = last
     known = dict.fromkeys([*program.storages, *(s for items in cores for s in storages_of(items))])
     return replace(program, cores=tuple(cores), storages=tuple(known)), changes
 

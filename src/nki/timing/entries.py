@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
@@ -29,13 +29,16 @@ class SignatureNumbers:
         return self._known.setdefault(instruction.key(), len(self._known))
 
     def entries(
-        self, items: Iterable[tuple[Instruction, int]], done: Sequence[Effects], most: int | None = None
+        self,
+        items: Iterable[tuple[Instruction, int]],
+        most: int | None = None,
+        effects: Callable[[Instruction], Effects] = effects,
     ) -> list[Entry]:
-        """Return the instructions that hardware has, the first `most`; `done` are the effects by position."""
+        """Return the instructions that hardware has, the first `most`."""
         known, make = self._known, tuple.__new__
         on_hardware = (item for item in items if not item[0].simulator_only)
         return [
-            make(Entry, (i, at, done[at], known.setdefault(i.key(), len(known))))
+            make(Entry, (i, at, effects(i), known.setdefault(i.key(), len(known))))
             for i, at in islice(on_hardware, most)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -64,11 +65,11 @@ def _core_plans(
 ) -> tuple[list[OperationPlan], list[list[int]]]:
     """Return the instructions of each core, to be planned; where there are edges, with their positions."""
     plans, places = [], []
+    once = cache(effects)  # bodies of dynamic loops are there many times
     unrolled = program.unrolled()[::-1]  # each is dropped when it was read, since it may be long
     for core in range(len(unrolled)):
         numbers = SignatureNumbers()
-        done = [effects(instruction) for instruction in program.walk(core)]
-        asked = numbers.entries(unrolled.pop(), done, most)
+        asked = numbers.entries(unrolled.pop(), most, once if program.loops else effects)
         core_items = Compilation(program.machine, asked, numbers, _pinned(program, edges, core))
         if edit is not None:
             edit(core_items)
