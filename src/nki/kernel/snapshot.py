@@ -166,6 +166,10 @@ class Snapshot:
             self._add(_PARTS[kind](value))
         elif kind in _CHANGING:
             self._watch_parts(value, _CHANGING[kind])
+        elif kind in _WRAPPING:
+            self._watch_parts(value, _WRAPPING[kind])
+            if _plain_attributes(value) is not None:
+                self._watch_parts(value, _state)
         elif kind is types.ModuleType:
             self._whole_module(value)
         elif isinstance(value, type):
@@ -342,11 +346,6 @@ def _plain_attributes(value: object) -> dict | None:
     return found if type(found) is dict else None
 
 
-def _wrapped(*names: str) -> Callable[[Any], tuple]:
-    """Return a function that returns these parts of an object and its state."""
-    return lambda value: (*(getattr(value, name) for name in names), *_state(value))
-
-
 def _is_named_by_nki(value: object) -> bool:
     modules = [sys.modules[name] for name in pure.WHOLE_MODULES if name in sys.modules]
     return pure.is_listed_module(getattr(value, "__module__", None)) and any(
@@ -377,8 +376,10 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
 _CHANGING: dict[type, Callable[[Any], tuple]] = {
     **dict.fromkeys((list, set, bytearray), tuple),
     **dict.fromkeys((dict, OrderedDict), _pairs),
-    **dict.fromkeys((staticmethod, classmethod), _wrapped("__func__")),
-    property: _wrapped("fget", "fset", "fdel"),
-    functools.cached_property: lambda method: (method.func,),
-    functools.partial: _wrapped("func", "args", "keywords"),
+    functools.cached_property: attrgetter("func", "__class__"),
+}
+_WRAPPING: dict[type, Callable[[Any], tuple]] = {  # they may have attributes, too
+    **dict.fromkeys((staticmethod, classmethod), attrgetter("__func__", "__class__")),
+    property: attrgetter("fget", "fset", "fdel"),
+    functools.partial: attrgetter("func", "args", "keywords"),
 }
