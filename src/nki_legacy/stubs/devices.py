@@ -54,8 +54,12 @@ def install() -> None:
     torch.utils.rename_privateuse1_backend("neuron")
     torch._register_device_module("neuron", neuron_device)
     if hasattr(torch, "accelerator"):  # PyTorch would ask the device for streams
-        torch.accelerator.current_accelerator = lambda check_available=False: None
+        torch.accelerator.current_accelerator = _real_accelerator
     add_to("torch._dynamo.backends.registry", _register_compiler)
+
+
+def _real_accelerator(check_available: bool = False) -> torch.device | None:
+    return torch.device("cuda") if torch.cuda.is_available() else None
 
 
 def _register_compiler(registry: ModuleType) -> None:
