@@ -184,6 +184,7 @@ def run_there(kernel, *tensors):
 
 @pytest.mark.parametrize("where", DEVICES)
 def test_a_loop_runs_on_the_device_from_the_second_call_on(where):
+    nki.cache.clear()
     x, times = torch.ones(8, 16, device=where), torch.tensor([[3]], dtype=torch.int32, device=where)
     assert "compared at the first call" in run_there(doubled, x, times)
     doubled(x.cpu(), times.cpu())

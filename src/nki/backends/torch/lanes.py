@@ -179,6 +179,12 @@ class Lanes(NDArrayOperatorsMixin):
         if not self.lent and 0 in self.tensor.stride():
             self.tensor = self.tensor.contiguous()  # it was filled
         if _has_arrays(key):
+            if isinstance(key, np.ndarray) and key.dtype != np.bool_ and _has_overlapping_rows(self.tensor):
+                for row, values in zip(
+                    key.reshape(-1), self.fitting(value), strict=True
+                ):  # the last one wins
+                    self.tensor[int(row)].copy_(values)
+                return
             key, value = _without_repeats(key, value)
             self.tensor[self._key(key)] = self.fitting(value)
             return
@@ -374,6 +380,11 @@ class Lanes(NDArrayOperatorsMixin):
 
 def _has_arrays(key: object) -> bool:
     return any(isinstance(part, np.ndarray) for part in (key if isinstance(key, tuple) else (key,)))
+
+
+def _has_overlapping_rows(tensor: Tensor) -> bool:
+    sides = zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
+    return tensor.stride(0) <= sum((n - 1) * stride for n, stride in sides)
 
 
 def _without_repeats(key: Any, value: Any) -> tuple[Any, Any]:
