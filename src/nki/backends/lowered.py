@@ -58,7 +58,18 @@ class LoweredStep(NamedTuple):
 class Signature:
     """What all instructions of one signature have in common. They share their `access`."""
 
-    __slots__ = ("access", "fence", "lazy", "meaning", "flops", "states", "hbm_reads", "hbm_writes")
+    __slots__ = (
+        "access",
+        "fence",
+        "lazy",
+        "meaning",
+        "flops",
+        "elements",
+        "states",
+        "written",
+        "hbm_reads",
+        "hbm_writes",
+    )
 
     def __init__(self, instruction: Instruction, machine: Machine):
         self.access = access = instruction.access
@@ -77,6 +88,8 @@ class Signature:
         names, operands = instruction.operand_names, instruction.operands()
         reads = [i for i, _ in access.reads]
         written = [i for i in instruction.write_at if isinstance(operands[i], View)]
+        self.elements = sum([operands[i].size for i in written])
+        self.written = tuple(name in [names[i] for i in written] for name in access.views)
         self.hbm_reads = tuple(names[i] for i in reads if not operands[i].storage.on_chip)
         self.hbm_writes = tuple(
             (names[i], i in instruction.read_at) for i in written if not operands[i].storage.on_chip
@@ -148,6 +161,16 @@ class Lowered:
     @cached_property
     def storage_numbers(self) -> dict[Storage, int]:
         return {storage: number for number, storage in enumerate(self.storages)}
+
+    @cached_property
+    def storage_kinds(self) -> tuple[list[int], tuple]:
+        """A number for each storage, equal for those that backends treat alike, and what it stands for."""
+        known: dict[tuple, int] = {}
+        numbers = []
+        for s in self.storages:
+            kind = s.buffer, tuple(s.shape), s.dtype, s.address, s.parameter, s.constant, s.loop
+            numbers.append(known.setdefault(kind, len(known)))
+        return numbers, tuple(known)
 
     # ---- steps -----------------------------------------------------------------------------------
 

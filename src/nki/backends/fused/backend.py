@@ -63,7 +63,7 @@ def _run_core(runner: PlanRunner) -> None:
 
 def _can_run_in_parallel(plan: FusedPlan, lowered: Lowered, threads: int) -> bool:
     """Cores that share nothing, report nothing in an order, and fit memory together."""
-    needed = sum(part.arena + part.packed + CHAIN_THREADS * part.region for part in plan.cores)
+    needed = sum(part.memory(CHAIN_THREADS) for part in plan.cores)
     return plan.independent and not lowered.diagnostics and threads > 1 and needed <= MAX_PARALLEL_BYTES
 
 

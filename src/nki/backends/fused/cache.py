@@ -16,7 +16,7 @@ from ...ir.operand_access import OperandAccess
 from ...ir.program import Item, Loop
 from ...ir.view import View
 from ..lowered import Lowered
-from .steps import CorePlan, FusedPlan, GemmStep
+from .steps import CorePlan, FusedPlan, GemmStep, PackStep
 
 PLANS = 256
 BYTES = 64 << 20  # of all plans
@@ -46,13 +46,15 @@ class PlanCache:
 
 def _bytes(core: CorePlan) -> int:
     """Return the bytes of a core's part of a plan, estimated from its operands."""
-    found = 0
+    found = sum([len(shifts) for unit in core.units for shifts in unit.shifts])
     for step in core.steps:
         if isinstance(step, GemmStep):
             found += 4 + len(step.left.tiles) + len(step.right.tiles) + len(step.copies)
+        elif isinstance(step, PackStep):
+            found += 1 + len(step.factor.tiles)
         else:
             found += 1 + len(step.reads) + len(step.outputs) + 2 * len(step.parts)
-    return OPERAND_BYTES * found
+    return OPERAND_BYTES * found + sum([_bytes(unit.plan) for unit in core.units])
 
 
 class Content:
@@ -70,16 +72,13 @@ class Content:
         self._views: dict[
             int, Any
         ] = {}  # by the identity of an access: what gets the views of an instruction
-        self._numbers: list[int] = []
-        known: dict[tuple, int] = {}
-        for s in lowered.storages:
-            describe = s.buffer, tuple(s.shape), s.dtype, s.address, s.parameter, s.constant, s.loop
-            self._numbers.append(known.setdefault(describe, len(known)))
+        kinds, known = lowered.storage_kinds
+        self._numbers = kinds.copy()
         for items in lowered.items:
             self._numbers.append(END)
             self._items(items)
         digest = sha256(array("q", self._numbers).tobytes()).digest()
-        self.key: Key = (lowered.machine, tuple(known), digest)
+        self.key: Key = (lowered.machine, known, digest)
 
     def _items(self, items: Sequence[Item]) -> None:
         known, number, numbers = self._views, self._storages, self._numbers

@@ -6,12 +6,12 @@ its thread: no chain waits for the memory of another, and a thread stays in its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...ir.liveness import allocate
 from ..lowered import lanes_of, register_use
-from .products import Gemm
+from .products import Gemm, Pack
 from .steps import MAX_PACKED
 from .storages import Storages
 from .tracking import Node, node_inputs
@@ -44,7 +44,7 @@ def split(nodes: Iterable[Node], storages: Storages) -> Iterator[Node | Chains]:
 def _touches_values_alone(node: Node, storages: Storages) -> bool:
     """Return whether a node touches values, write-once results and registers, and nothing else."""
     return (
-        node.kind != "memory"
+        node.kind not in ("memory", "fence")
         and (node.instruction is None or not node.instruction.access.accumulates)
         and all(source.__class__ is Elements for _, source in node.reads)
         and all(out.__class__ is SSAValue or out.storage in storages.write_once for _, out, _ in node.outputs)
@@ -136,10 +136,18 @@ def _connected(nodes: Sequence[Node], registers: RegisterUses) -> list[list[int]
 # ---- addresses -----------------------------------------------------------------------------------
 
 
-def allocate_values(steps: Sequence[object]) -> tuple[int, int]:
-    """Set the address of every value in the arena or a region; return the bytes of both."""
+def allocate_values(
+    steps: Sequence[object], kept: Collection[Any] = (), outer: Collection[Any] = ()
+) -> tuple[int, int]:
+    """Set the address of every value in the arena or a region; return the bytes of both.
+
+    Those in `kept` are used after the steps, and those in `outer` have an address already.
+    """
     used: list[list[Any]] = []
     touched, owners = _owners(steps)
+    owners.update(dict.fromkeys(kept))
+    if outer:
+        touched = {key: [m for m in found if m not in outer] for key, found in touched.items()}
     region = 0
     for step in steps:
         if step.__class__ is not Chains:
@@ -152,7 +160,13 @@ def allocate_values(steps: Sequence[object]) -> tuple[int, int]:
             region = max(region, allocate(own, _set_address_in_region))
             shared += [m for found in memories for m in found if owners[m] is not chain]
         used.append(shared)
+    used.append(list(kept))
     return allocate(used, _set_address), region
+
+
+def memories_of(steps: Sequence[object]) -> set[Any]:
+    """Return all values and buffers that steps touch."""
+    return set(_owners(steps)[1])
 
 
 def _owners(steps: Sequence[object]) -> tuple[dict[int, list[Any]], dict[Any, list[Any] | None]]:
@@ -187,15 +201,22 @@ def _memories(step: Any) -> list[Any]:
         bases += [tile.elements.base for factor in (step.left, step.right) for tile in factor.tiles]
         own = [] if step.result is None else [step.result]
         return own + _memories_of(bases)
+    if step.__class__ is Pack:
+        return _memories_of([step.value, *(tile.elements.base for tile in step.factor.tiles)])
     bases = [elements.base for elements in node_inputs(step)]
     bases += [value for _, value, _ in step.outputs]
     return _memories_of(bases)
 
 
+def memory_of(value: SSAValue) -> Any:
+    """Return what holds the bytes of a value: itself, or the buffer of a product."""
+    return value if value.in_product is None else value.in_product[0]
+
+
 def _memories_of(bases: list[Any]) -> list[Any]:
-    """Return what holds the bytes of each value: itself, or the buffer of a product."""
+    """Return what holds the bytes of each value that is not stored elsewhere."""
     return [
-        base if base.in_product is None else base.in_product[0]
+        memory_of(base)
         for base in bases
         if base.__class__ is SSAValue and (base.in_product is not None or base.stored_at is None)
     ]

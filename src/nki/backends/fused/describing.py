@@ -9,7 +9,7 @@ from typing import Any
 from ...ir.program import Item, Loop, Program, walk
 from ..lowered import lower
 from .planner import NoPlan, plan_of
-from .steps import CorePlan, GemmStep, InstructionStep, Matrix
+from .steps import CorePlan, GemmStep, InstructionStep, Matrix, PackStep, PlanStep
 
 WIDTH = 100
 
@@ -39,15 +39,22 @@ def describe(program: Program, forced: bool = True) -> dict[str, Any]:
 
 
 def _core(part: CorePlan, items: Sequence[Item]) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = []
-    for step in part.steps:
-        steps.append(_product(step) if isinstance(step, GemmStep) else _work(step, items))
     return {
-        "steps": _merged(steps),
+        "steps": _merged([_step(step, items) for step in part.steps]),
         "bytes": part.arena,
         "packed_bytes": part.packed,
         "fused": {name: count for name, count in part.fused.items() if count},
+        "units": [{"times": len(unit.shifts), **_core(unit.plan, items)} for unit in part.units],
     }
+
+
+def _step(step: PlanStep, items: Sequence[Item]) -> dict[str, Any]:
+    if isinstance(step, GemmStep):
+        return _product(step)
+    if isinstance(step, PackStep):
+        size = 4 * step.factor.rows * step.factor.columns
+        return {"step": "packing", "what": {"factor": 1}, "instructions": 0, "bytes": size}
+    return _work(step, items)
 
 
 def _product(product: GemmStep) -> dict[str, Any]:
@@ -116,16 +123,20 @@ def lines(facts: dict[str, Any]) -> list[str]:
         if len(facts["cores"]) > 1:
             found.append(f"core {index}")
         fused = ", ".join(f"{count:,} {name}" for name, count in core["fused"].items()) or "nothing"
-        found.append(f"  {len(core['steps'])} steps; fused: {fused}")
-        memory = (
-            f"  memory: {_bytes(core['bytes'])} of values, {_bytes(core['packed_bytes'])} of packed factors"
-        )
-        found.append(memory)
-        for number, step in enumerate(core["steps"], 1):
-            found += _row(number, step)
+        once = ", each unit counted once" if core["units"] else ""
+        found.append(f"  {len(core['steps'])} steps; fused{once}: {fused}")
+        found += _rows(core)
+        for unit in core["units"]:
+            found.append(f"  repeated {unit['times']} times on different data, {len(unit['steps'])} steps:")
+            found += _rows(unit)
     for untracked in facts["in_place"]:
         found.append(f"  in place: {untracked['storage']}: {untracked['why']}"[:WIDTH])
     return [line.rstrip()[:WIDTH] for line in found]
+
+
+def _rows(part: dict[str, Any]) -> list[str]:
+    memory = f"  memory: {_bytes(part['bytes'])} of values, {_bytes(part['packed_bytes'])} of packed factors"
+    return [memory, *(line for number, step in enumerate(part["steps"], 1) for line in _row(number, step))]
 
 
 def _row(number: int, step: dict[str, Any]) -> list[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ...ir.layout import row_major
 from ...ir.storage import Storage
 from ..lowered import Lowered
-from .chains import Chains
-from .products import Factor, Gemm
+from .chains import Chains, memory_of
+from .products import Factor, Gemm, Pack
 from .steps import (
     ARENA,
+    COMMON,
     REGION,
     ArrayRef,
     GemmStep,
@@ -20,6 +21,7 @@ from .steps import (
     Matrix,
     OutputRef,
     PackedTile,
+    PackStep,
     ParallelSteps,
     PlanStep,
     StoredBlock,
@@ -71,9 +73,10 @@ def output_elements(value: SSAValue) -> Elements:
 class StepEmitter:
     """Emits the steps of one core."""
 
-    def __init__(self, lowered: Lowered, core: int):
+    def __init__(self, lowered: Lowered, core: int, outer: Collection[Any] = ()):
         self.storages = lowered.storage_numbers
         self.items = {id(item): number for number, item in enumerate(lowered.items[core])}
+        self.outer = outer  # values and buffers of the steps before a unit
         self.steps: list[PlanStep] = []
         self.chains: dict[int, ParallelSteps] = {}
 
@@ -84,7 +87,10 @@ class StepEmitter:
             else:
                 self.steps.append(self._step(step))
 
-    def _step(self, step: Gemm | Node) -> PlanStep:
+    def _step(self, step: Gemm | Pack | Node) -> PlanStep:
+        if isinstance(step, Pack):
+            factor = self._matrix(step.factor)._replace(transposed=False)
+            return PackStep(factor, self.ref(step.value.whole()))
         return self._gemm(step) if isinstance(step, Gemm) else self._instruction(step)
 
     def _chains(self, step: Chains) -> None:
@@ -105,6 +111,8 @@ class StepEmitter:
         storage, offset, shape, strides = locate(elements)
         if storage is not None:
             number = self.storages[storage]
+        elif self.outer and memory_of(elements.base) in self.outer:
+            number = COMMON
         else:
             number = REGION if elements.base.in_region else ARENA
         return tuple.__new__(ArrayRef, (number, offset, shape, strides, elements.dtype))  # there are many

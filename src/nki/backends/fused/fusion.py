@@ -69,7 +69,9 @@ def _sum_of(elements: Elements, node: Node) -> SSAValue | None:
         return None
     if value.is_zero and value.terms is None:
         return value
-    return value if value.terms is not None and len(value.readers) == 1 else None
+    if value.terms is None or len(value.readers) != 1 or value.producers[0].unit != node.unit:
+        return None
+    return value
 
 
 def _is_whole(elements: Elements, value: SSAValue) -> bool:
@@ -106,7 +108,7 @@ def _store_directly(elements: Elements, store: Elements, node: Node, removed: se
     if strides is None:
         return False
     producer = value.producers[0]
-    if len(producer.outputs) != 1 or producer.outputs[0][2] is not None:
+    if len(producer.outputs) != 1 or producer.outputs[0][2] is not None or producer.unit != node.unit:
         return False
     value.stored_at = store._replace(shape=tuple(value.view.shape), strides=strides)
     if producer.kind == "gather":

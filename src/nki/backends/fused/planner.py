@@ -7,8 +7,11 @@ cached with the Program, and by its content.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...ir.caches import per_program
 from ...ir.effects import effects
@@ -16,16 +19,19 @@ from ...ir.instruction import Instruction, State
 from ...ir.program import Loop
 from ...ir.storage import Storage
 from ..lowered import UNPLANNED, Lowered, Signature
+from ..units import Units, find_units
 from . import cache
-from .chains import allocate_values
+from .chains import allocate_values, memories_of
 from .emission import StepEmitter
 from .fusion import fuse
+from .hoisting import Hoisting
 from .products import Gemm
-from .stages import schedule
-from .steps import CorePlan, FusedPlan, InstructionStep, WriteOnceResult
+from .stages import schedule, schedule_unit
+from .steps import CorePlan, FusedPlan, InstructionStep, RepeatedUnit, WriteOnceResult
 from .storages import Storages, touched
 from .tiles import Untrackable
-from .tracking import Tracker
+from .tracking import Node, Tracker
+from .values import Elements, SSAValue
 
 MIN_FLOPS = 1 << 28  # of the matmuls of a program that is planned
 MIN_FLOPS_PER_INSTRUCTION = 1 << 20  # planning takes time for each of them
@@ -141,17 +147,72 @@ def make_plan(lowered: Lowered) -> FusedPlan | NoPlan:
 
 
 def _core(lowered: Lowered, core: int, storages: Storages) -> CorePlan:
+    units = find_units(lowered, core, storages.written, storages.write_once)
     tracker = Tracker(storages, lowered)
-    tracker.track(lowered.items[core])
-    nodes = fuse(tracker.nodes, tracker.fused)
-    steps = schedule(nodes, storages)
-    arena, region = allocate_values(steps)
-    packed = max((s.packed_bytes for s in steps if s.__class__ is Gemm), default=0)
-    emitter = StepEmitter(lowered, core)
-    emitter.emit(steps)
+    if units is None:
+        tracker.track(lowered.items[core])
+        nodes = fuse(tracker.nodes, tracker.fused)
+        steps = schedule(nodes, storages)
+        plan = _part(StepEmitter(lowered, core), steps, allocate_values(steps), tracker.fused)
+    else:
+        plan = _with_units(lowered, core, storages, tracker, units)
     for node in tracker.nodes:
         node.unlink()
-    return CorePlan(tuple(emitter.steps), emitter.chains, arena, region, packed, tracker.fused)
+    return plan
+
+
+def _part(
+    emitter: StepEmitter, steps: Sequence[Any], sizes: tuple[int, int], fused: dict[str, int]
+) -> CorePlan:
+    """Return the plan of steps whose values have their addresses."""
+    packed = max((s.packed_bytes for s in steps if s.__class__ is Gemm), default=0)
+    emitter.emit(steps)
+    return CorePlan(tuple(emitter.steps), emitter.chains, *sizes, packed, fused)
+
+
+def _with_units(lowered: Lowered, core: int, storages: Storages, tracker: Tracker, units: Units) -> CorePlan:
+    """Return the plan of what is common, and of the first one of equal units."""
+    parts = [units.common, *(unit.items for unit in units.units)]
+    part_of = {number: part for part, numbers in enumerate(parts) for number in numbers}
+    items = lowered.items[core]
+    tracker.track([items[number] for number in sorted(part_of)])
+    tile_of = {tile: part for part, unit in enumerate(units.units, 1) for tile in unit.tiles}
+    by_item = {id(items[number]): part for number, part in part_of.items()}
+    nodes: list[list[Node]] = [[] for _ in parts]
+    for node in tracker.nodes:
+        # a gather is part of what uses its tile
+        gathered = node.instruction is None
+        node.unit = (
+            tile_of.get(node.outputs[0][1].view.storage, 0) if gathered else by_item[id(node.instruction)]
+        )
+    for node in fuse(tracker.nodes, tracker.fused):
+        nodes[node.unit].append(node)
+    hoisting = Hoisting()
+    steps = [schedule(nodes[0], storages)]
+    for unit, some in zip(units.units, nodes[1:], strict=True):
+        inside_unit = schedule_unit(some, storages, len(nodes[0]))
+        steps.append(hoisting.hoist(inside_unit, partial(_is_common, unit.moved)))
+    steps[0] += hoisting.packs
+    common, *inside = (memories_of(some) for some in steps)
+    kept = common.intersection(chain.from_iterable(inside))
+    plan = _part(StepEmitter(lowered, core), steps[0], allocate_values(steps[0], kept), tracker.fused)
+    repeated = []
+    for unit, some in zip(units.units, steps[1:], strict=True):
+        sizes = allocate_values(some, outer=kept)
+        part = _part(StepEmitter(lowered, core, kept), some, sizes, {})
+        repeated.append(RepeatedUnit(part, tuple([_in_bytes(lowered, row) for row in unit.shifts])))
+    registers = tuple([(which, *last) for which, last in units.registers.items()])
+    return plan._replace(units=tuple(repeated), registers=registers)
+
+
+def _is_common(moved: Collection[Storage], elements: Elements) -> bool:
+    """Return whether elements are the same in all repetitions; of storages in `moved` each has its own."""
+    base = elements.base
+    return base.producers[0].unit == 0 if base.__class__ is SSAValue else base not in moved
+
+
+def _in_bytes(lowered: Lowered, shifts: dict[Storage, int]) -> dict[int, int]:
+    return {lowered.storage_numbers[s]: shift * s.dtype.itemsize for s, shift in shifts.items()}
 
 
 def _plan(

@@ -89,6 +89,13 @@ class Gemm(NamedTuple):
         return max(self.left.columns, self.right.columns) <= BLOCK
 
 
+class Pack(NamedTuple):
+    """A factor that is packed into a value, for products of later steps."""
+
+    factor: Factor
+    value: SSAValue
+
+
 class Column(tuple):
     """The tiles of one side of a sum of products, term by term. Equal columns are one object."""
 

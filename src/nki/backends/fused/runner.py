@@ -7,10 +7,11 @@ product compute on the arrays of their operands; a fence goes to the numpy execu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ from .arrays import pool
 from .blocks import blocks
 from .steps import (
     ARENA,
+    COMMON,
     MAX_PACKED,
     REGION,
     ArrayRef,
@@ -37,8 +39,10 @@ from .steps import (
     GemmStep,
     InstructionStep,
     Matrix,
+    PackStep,
     ParallelSteps,
     PlanStep,
+    RepeatedUnit,
 )
 from .threads import run_parts
 
@@ -78,29 +82,44 @@ class PlanRunner:
         self.threads = threads
 
     def run(self) -> None:
+        """Run the steps, and then the units."""
+        pending = self._diagnostics()
+        with self._memory():
+            self._report(pending, 0, self.part.steps)
+            self._steps(pending)
+            if self.part.units:
+                self._units()
+
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        """Hold an arena and memory for packed factors."""
         self.arena, packs = pool.take(self.part.arena), pool.take(self.part.packed)
         self.packs = packs[: packs.size // 4 * 4].view(np.float32)
-        steps, pending = self.part.steps, self._diagnostics()
         self.raws[ARENA] = self.arena
         try:
-            self._report(pending, 0, steps)
-            done = 0  # by the chains
-            for number, step in enumerate(steps):
-                if number in self.part.chains:
-                    done = self._chains(number, self.part.chains[number])
-                if number < done:
-                    continue
-                if isinstance(step, GemmStep):
-                    self._gemm(step, self.packs)
-                elif step.kind == "fence":
-                    self._fence(step)
-                    self._report(pending, number + 1, steps)
-                else:
-                    self._instruction(step)
+            yield
         finally:
             self.core.instruction = None
             for array in (self.arena, packs):
                 pool.give_back(array)
+
+    def _steps(self, pending: list[Diagnostic]) -> None:
+        steps = self.part.steps
+        done = 0  # by the chains
+        for number, step in enumerate(steps):
+            if number in self.part.chains:
+                done = self._chains(number, self.part.chains[number])
+            if number < done:
+                continue
+            if isinstance(step, GemmStep):
+                self._gemm(step, self.packs)
+            elif isinstance(step, PackStep):
+                run_parts(self._packing(step.factor, self.array(step.target)), self.threads)
+            elif step.kind == "fence":
+                self._fence(step)
+                self._report(pending, number + 1, steps)
+            else:
+                self._instruction(step)
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -179,6 +198,34 @@ class PlanRunner:
         found.raws, found.threads = self.raws.copy(), 1
         return found
 
+    def _units(self) -> None:
+        """Run all repetitions of all units; threads share them."""
+        runners = [[self._for_unit(unit, shifts) for shifts in unit.shifts] for unit in self.part.units]
+        parts = [partial(PlanRunner._unit, runner) for some in runners for runner in some]
+        threads = min(self.threads, CHAIN_THREADS, len(parts))
+        for runner in chain.from_iterable(runners):
+            runner.threads = self.threads // threads
+        run_parts(parts, threads)
+        for which, unit, last in self.part.registers:
+            setattr(self.core.engine_state, which, getattr(runners[unit][last].core.engine_state, which))
+
+    def _for_unit(self, unit: RepeatedUnit, shifts: dict[int, int]) -> PlanRunner:
+        """Return a runner of one repetition: its arrays in HBM are moved."""
+        found = self._for_chain()
+        found.part = unit.plan
+        found.raws[COMMON] = self.arena
+        for storage, shift in shifts.items():
+            found.raws[storage] = self._raw(storage)[shift:]
+        return found
+
+    def _unit(self) -> None:
+        before = activate(self.core)
+        try:
+            with self._memory():
+                self._steps([])
+        finally:
+            activate(before)
+
     def _chain(self, limits: tuple[int, int]) -> None:
         before = activate(self.core)
         region = self.raws[REGION] = pool.take(self.part.region)
@@ -186,7 +233,7 @@ class PlanRunner:
             for step in self.part.steps[slice(*limits)]:
                 if isinstance(step, GemmStep):
                     self._small_gemm(step)
-                else:
+                elif isinstance(step, InstructionStep):
                     self._instruction(step)
         finally:
             pool.give_back(region)
@@ -289,11 +336,15 @@ class PlanRunner:
             packed = memory[:size].reshape(factor.columns, factor.rows).T
         else:
             packed = memory[:size].reshape(factor.rows, factor.columns)
+        return packed, self._packing(factor, packed)
+
+    def _packing(self, factor: Matrix, packed: np.ndarray) -> list[Callable[[], None]]:
+        """Return the functions that pack the tiles of a factor."""
         parts: list[Callable[[], None]] = []
         for row, step, rows, column, columns, source in factor.tiles:
             target = packed[row : row + step * rows : step, column : column + columns]
             parts.append(partial(widen, target, self.array(source).reshape(target.shape), source.dtype))
-        return packed, parts
+        return parts
 
 
 def widen(target: np.ndarray, source: np.ndarray, dtype: DType) -> None:

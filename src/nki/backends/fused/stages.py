@@ -7,43 +7,59 @@ nodes that depend on these alone, in chains (`chains.py`), then the products tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...ir.dependences import AccessLevels
 from ...ir.instruction import State
 from .chains import group_products, split
-from .products import merge_products
+from .products import Gemm, merge_products
 from .storages import Storages
 from .tracking import Node, node_inputs
 from .values import Elements, SSAValue
 
 WINDOW = 96 << 20  # bytes of the values of a window
+UNIT_WINDOW = 24 << 20  # in a unit; every thread has one
 
 
-def schedule(nodes: Sequence[Node], storages: Storages, window: int = WINDOW) -> list[Any]:
+def schedule(nodes: Sequence[Node], storages: Storages) -> list[Any]:
     """Return what to do, in order: Gemms, Nodes and Chains."""
     steps: list[Any] = []
-    number, nbytes = 0, 0
+    for products, others in _stages(nodes, storages, WINDOW, 0):
+        steps += group_products(products)
+        steps += split(others, storages)
+    return steps
+
+
+def schedule_unit(nodes: Sequence[Node], storages: Storages, number: int) -> list[Any]:
+    """Return the same for a unit, which runs on one thread; `number`: of its first window."""
+    stages = _stages(nodes, storages, UNIT_WINDOW, number)
+    return [step for products, others in stages for step in (*products, *others)]
+
+
+Stage = tuple[list[Gemm], list[Node]]  # products, and then what depends on them
+
+
+def _stages(nodes: Sequence[Node], storages: Storages, window: int, number: int) -> Iterator[Stage]:
+    nbytes = 0
     open_nodes: list[Node] = []
     depths = _Depths(storages)
     for node in nodes:
         if node.kind == "fence":
-            steps += _staged(open_nodes, storages)
-            steps.append(node)
+            yield from _staged(open_nodes)
+            yield [], [node]
             open_nodes, nbytes, number = [], 0, number + 1
             depths = _Depths(storages)
             continue
         new = sum(v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None)
         if nbytes + new > window and open_nodes:
-            steps += _staged(open_nodes, storages)
+            yield from _staged(open_nodes)
             open_nodes, nbytes, number = [], 0, number + 1
             depths = _Depths(storages)
         nbytes += new
         depths.set(node, number)
         open_nodes.append(node)
-    steps += _staged(open_nodes, storages)
-    return steps
+    yield from _staged(open_nodes)
 
 
 class _Depths:
@@ -78,15 +94,11 @@ class _Depths:
                 value.depth, value.window = depth, window
 
 
-def _staged(nodes: list[Node], storages: Storages) -> list[Any]:
-    steps: list[Any] = []
+def _staged(nodes: list[Node]) -> Iterator[Stage]:
     stages: dict[int, tuple[list[Node], list[Node]]] = {}
     for node in nodes:
         products, others = stages.setdefault(node.depth, ([], []))
         (products if node.kind == "product" else others).append(node)
     for depth in sorted(stages):
         products, others = stages[depth]
-        if products:
-            steps += group_products(merge_products(products))
-        steps += split(others, storages)
-    return steps
+        yield merge_products(products), others

@@ -7,6 +7,7 @@ Programs of equal content share a plan.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from ...machine.dtypes import DType
@@ -15,10 +16,11 @@ BLOCK = 1024  # rows and columns of a product that one thread works on
 MAX_PACKED = 4 << 20  # bytes of the packed factors of a product in a chain
 ARENA = -1  # instead of a storage's number: the array of the values
 REGION = -2  # the array of the values of one chain
+COMMON = -3  # in a unit: the array of the values of the steps before it
 
 
 class ArrayRef(NamedTuple):
-    """An array: elements of a storage, the arena or a region. Offset and strides are in bytes."""
+    """An array: elements of a storage, an arena or a region. Offset and strides are in bytes."""
 
     storage: int
     offset: int
@@ -88,6 +90,18 @@ class GemmStep(NamedTuple):
         yield from (block.target for block in self.copies)
 
 
+class PackStep(NamedTuple):
+    """A factor of later products, packed as a matrix."""
+
+    factor: Matrix
+    target: ArrayRef
+
+    def refs(self) -> Iterator[ArrayRef]:
+        """Iterate over the arrays that it touches."""
+        yield self.target
+        yield from (tile.source for tile in self.factor.tiles)
+
+
 class InputRef(NamedTuple):
     """An operand that is read: its number, and where it is; None: in the memory of its storage."""
 
@@ -135,7 +149,7 @@ class ParallelSteps(NamedTuple):
     registers: tuple[tuple[str, int], ...]  # the chain that uses each set of accumulator registers last
 
 
-PlanStep = GemmStep | InstructionStep
+PlanStep = GemmStep | PackStep | InstructionStep
 
 
 class CorePlan(NamedTuple):
@@ -147,6 +161,29 @@ class CorePlan(NamedTuple):
     region: int  # bytes of the values of the largest chain
     packed: int  # bytes of the largest pair of packed factors
     fused: dict[str, int]
+    units: tuple[RepeatedUnit, ...] = ()  # what comes after the steps, in any order
+    registers: tuple[
+        tuple[str, int, int], ...
+    ] = ()  # the unit and repetition that uses each set of registers last
+
+    @property
+    def products(self) -> Iterator[GemmStep]:
+        """All products, those of a unit as often as it is repeated."""
+        yield from (step for step in self.steps if step.__class__ is GemmStep)  # type: ignore[misc]
+        for unit in self.units:
+            yield from chain.from_iterable(repeat(tuple(unit.plan.products), len(unit.shifts)))
+
+    def memory(self, threads: int) -> int:
+        """Return the bytes of values and packed factors, if so many threads share chains and units."""
+        units = max((unit.plan.memory(1) for unit in self.units), default=0)
+        return self.arena + self.packed + threads * (self.region + units)
+
+
+class RepeatedUnit(NamedTuple):
+    """Equal and independent parts of a core: the plan of the first one, and where the others are."""
+
+    plan: CorePlan
+    shifts: tuple[dict[int, int], ...]  # of each one: bytes by which its arrays in a storage are moved
 
 
 class WriteOnceResult(NamedTuple):
@@ -167,7 +204,7 @@ class FusedPlan(NamedTuple):
 
     @property
     def products(self) -> Iterator[GemmStep]:
-        return (step for core in self.cores for step in core.steps if step.__class__ is GemmStep)  # type: ignore[misc]
+        return chain.from_iterable(core.products for core in self.cores)
 
     @property
     def flops(self) -> int:

@@ -37,6 +37,7 @@ class Node:
         "store",
         "order",
         "depth",
+        "unit",
     )
 
     def __init__(self, kind: str, instruction: Any, position: int):
@@ -50,6 +51,7 @@ class Node:
         self.store: Elements | None = None  # move: into HBM that is written once
         self.order: Any = None  # move: how the dimensions of src are permuted
         self.depth = 0
+        self.unit = 0  # of which it is a part; 0: of none
 
     def unlink(self) -> None:
         """Drop the references that form cycles, so that nodes are freed without the garbage collector."""
