@@ -10,7 +10,7 @@ from ..ir.layout import Int, is_int
 from ..machine.machine import Machine
 from . import rules
 from .gpsimd import GROUP, GpsimdInstruction, snake, whole_groups
-from .numerics import flat
+from .numerics import all_hold, flat
 from .public import public
 
 # ---- gathers -------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class LocalGather(GpsimdInstruction):
         starts = snake(index)[:, : self.indices].astype(np.int64)
         src = flat(src)
         outside = starts + run > src.shape[1]
-        if outside.any():
+        if not all_hold(~outside):
             raise rules.fail(
                 self,
                 "index",
@@ -123,7 +123,7 @@ class NcNGather(GpsimdInstruction):
     def compute(self, dst: np.ndarray, data: np.ndarray, indices: np.ndarray) -> None:
         data, offsets = flat(data), flat(indices).astype(np.int64)
         outside = (offsets < 0) | (offsets >= data.shape[1])
-        if outside.any():
+        if not all_hold(~outside):
             partition, position = np.argwhere(outside)[0]
             raise rules.fail(
                 self,

@@ -163,10 +163,10 @@ class NonzeroWithCount(GpsimdInstruction):
 
     def compute(self, dst: np.ndarray, src: np.ndarray) -> None:
         nonzero = flat(src)[::GROUP] != 0
-        count = np.count_nonzero(nonzero, axis=1)[:, None]
+        count = np.count_nonzero(nonzero, axis=1, keepdims=True)
         found = np.argsort(~nonzero, axis=1, kind="stable")  # positions of nonzeros first, in order
         listed = np.where(np.arange(nonzero.shape[1]) < count, found + self.index_offset, self.padding_val)
-        rows = np.append(listed, count, axis=1).astype(np.int32)
+        rows = np.concatenate([listed, count], axis=1).astype(np.int32)
         dst[::GROUP] = rows.reshape(-1, *dst.shape[1:])
 
     def cost(self, m: Machine) -> InstructionCost:
@@ -213,7 +213,7 @@ class Topk(GpsimdInstruction):
     def compute(self, val_dst: np.ndarray, idx_dst: np.ndarray, src: np.ndarray) -> None:
         elements = snake(src)[:, : self.n]
         descending = np.argsort(-f32(elements, self.src.dtype), axis=1, kind="stable")  # NaN is last
-        chosen = descending[:, : flat(val_dst).shape[1]][:, ::-1]
+        chosen = np.flip(descending[:, : flat(val_dst).shape[1]], axis=1)
         values = np.take_along_axis(elements, chosen, axis=1)
         val_dst[...] = np.repeat(values, GROUP, axis=0).reshape(val_dst.shape)
         idx_dst[...] = np.repeat(chosen, GROUP, axis=0).reshape(idx_dst.shape)

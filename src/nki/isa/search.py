@@ -112,17 +112,16 @@ def find_positions(data: np.ndarray, vals: np.ndarray, order: Iterable[int]) -> 
     The columns take turns in `order`; a place serves one of them. A value that is not there gets -1,
     which is all ones in any unsigned dtype.
     """
-    rows = np.arange(len(data))
-    positions = np.full(vals.shape, -1, np.int64)
-    free = np.ones(data.shape, np.bool_)
+    positions = np.empty_like(vals, np.int64)
+    taken = np.zeros_like(data, np.bool_)
     for j in order:
         match = data == vals[:, j, None]
-        match &= free
-        first = match.argmax(axis=1)
-        found = match[rows, first]
-        positions[found, j] = first[found]
-        free[rows[found], first[found]] = False
-    return positions, ~free
+        match &= ~taken
+        first, found = match.argmax(axis=1), match.any(axis=1)
+        positions[:, j] = np.where(found, first, np.int64(-1))
+        place = first[:, None]
+        np.put_along_axis(taken, place, np.take_along_axis(taken, place, axis=1) | found[:, None], axis=1)
+    return positions, taken
 
 
 class NcMatchReplace8(SearchInstruction):

@@ -178,8 +178,41 @@ def _broadcast_to(array: Lanes, shape: Sequence[int]) -> Lanes:
     return array.like(wide.tensor.expand(*array.front, *shape), array.dtype)
 
 
+def _places(x: Lanes, indices: Lanes, axis: int) -> tuple[Any, int]:
+    """Return indices along an axis, all in bounds, and the dimension; what is not was reported before."""
+    dim = x.lead + axis % x.ndim
+    return indices.as_type(np.dtype(np.int64)).clamp(0, x.tensor.shape[dim] - 1), dim
+
+
+def _take_along_axis(x: Lanes, indices: Lanes, axis: int) -> Lanes:
+    return x.like(x.device.torch.take_along_dim(x.tensor, *_places(x, indices, axis)), x.dtype)
+
+
+def _put_along_axis(x: Lanes, indices: Lanes, values: Lanes, axis: int) -> None:
+    places, dim = _places(x, indices, axis)
+    x.tensor.scatter_(dim, places, x.fitting(values))
+
+
+def _argsort(x: Lanes, axis: int = -1, kind: str = "stable") -> Lanes:
+    """Return the order of the elements, NaN last, equal ones as they are."""
+    numbers = x.numbers().to(x.device.torch.uint8) if x.dtype == np.bool_ else x.numbers()
+    found = x.device.torch.sort(numbers, dim=x.lead + axis % x.ndim, stable=True)
+    return x.like(found.indices, np.dtype(np.int64))
+
+
+def _count_nonzero(x: Lanes, axis: int, keepdims: bool = False) -> Lanes:
+    count = (x.numbers() != 0).sum(x.lead + axis % x.ndim, keepdim=keepdims)
+    return x.like(count, np.dtype(np.int64))
+
+
 FUNCTIONS.update(
     {
+        np.take_along_axis: _take_along_axis,
+        np.put_along_axis: _put_along_axis,
+        np.argsort: _argsort,
+        np.count_nonzero: _count_nonzero,
+        np.flip: lambda x, axis: x.like(x.tensor.flip(x.lead + axis % x.ndim), x.dtype),
+        np.repeat: lambda x, n, axis: x.like(x.tensor.repeat_interleave(n, x.lead + axis % x.ndim), x.dtype),
         np.where: _where,
         np.copyto: _copyto,
         np.concatenate: _concatenate,

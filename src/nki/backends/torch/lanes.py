@@ -305,6 +305,17 @@ class Lanes(NDArrayOperatorsMixin):
     def sort(self, axis: int = -1) -> None:
         self[...] = self.sorted(axis)
 
+    def argmax(self, axis: int) -> Lanes:
+        """Return where a mask first holds along an axis; 0 where it does not."""
+        if self.dtype != np.bool_:
+            raise Unsupported("numpy.ndarray.argmax of numbers")
+        torch, dim = self.device.torch, self.lead + axis % self.ndim
+        count = self.tensor.shape[dim]
+        shape = [-1 if d == dim else 1 for d in range(self.tensor.dim())]
+        places = self.device.constant(np.arange(count)).reshape(shape)
+        found = torch.where(self.tensor, places, count).amin(dim)
+        return self.like(torch.where(found < count, found, 0), np.dtype(np.int64))
+
     def all(self, axis: object = None) -> Lanes:
         return np.logical_and.reduce(self, axis=axis)  # type: ignore[call-overload, no-any-return]
 
