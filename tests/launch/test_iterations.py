@@ -18,7 +18,7 @@ def noted(kernel, *shape):
     iterations = Iterations()
     with observe(iterations):
         program = kernel.trace(nki.TensorSpec(shape, "float32"))
-    turns = iterations.finish()
+    turns = iterations.turns
     return [turns.of(0, n) for n in range(1, 1 + len(program))]
 
 
@@ -75,7 +75,7 @@ def test_each_core_has_turns_of_its_own():
     iterations = Iterations()
     with observe(iterations):
         halves[2].trace(nki.TensorSpec((128, 8), "float32"))
-    turns = iterations.finish()
+    turns = iterations.turns
     assert [turns.of(core, n) for core in (0, 1) for n in (1, 2)] == 2 * [(("_step", 0),), (("_step", 1),)]
     assert turns.of(1, 3) == turns.of(2, 1) == ()
 
@@ -195,18 +195,9 @@ def test_turns_equal_those_of_all_frames_in_random_nests(seed):
     iterations = Iterations()
     with observe(iterations), observe(read):
         kernel.trace(nki.TensorSpec((128, 8), "float32"))
-    turns = iterations.finish()
+    turns = iterations.turns
     assert len(set(expected)) > 20
     assert [turns.of(0, n) for n in range(1, 1 + len(expected))] == expected
-
-
-def test_frames_of_a_traced_kernel_are_released():
-    iterations = Iterations()
-    with observe(iterations):
-        nested.trace(nki.TensorSpec((128, 8), "float32"))
-        assert iterations.around
-    iterations.finish()
-    assert not iterations.around
 
 
 def test_a_number_that_is_used_again_has_the_turn_of_the_last():

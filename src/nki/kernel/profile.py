@@ -249,14 +249,13 @@ def _profiled(
         stage(f"tracing {kernel.__name__}")
         with observe(iterations):
             program = kernel.trace(*args, **kwargs)
-        turns = iterations.finish()
         counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
         if run or counts:
             stage(f"running {kernel.__name__}")
             done = kernel.run(*args, **kwargs)
             program = replace(program, trips=done.trips)
         found = profile_program(program, stage)
-    found.timeline.turns = turns
+    found.timeline.turns = iterations.turns
     found.result = done.result if run and done is not None else None
     if uncertain:
         with fewer_collections():

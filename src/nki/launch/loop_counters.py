@@ -10,7 +10,6 @@ import dis
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from operator import itemgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -22,7 +21,6 @@ from ..ir.turns import OUTSIDE, Row, Turns
 
 LONGEST_WORD = 24
 CALLERS = ("nki.kernel", "nki.launch", "threading", "concurrent")  # who called the kernel
-RESUMED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR  # frames that may have another caller next time
 
 
 class LoopOf(NamedTuple):
@@ -36,112 +34,83 @@ class LoopOf(NamedTuple):
 class Place(NamedTuple):
     """A place in the code where an instruction or a function is called."""
 
+    is_kernel: bool  # not our own code
+    is_caller: bool  # in the code that calls kernels
     names: tuple[str, ...] = ()  # the variables of the loops around it
     values: Callable[[Mapping[str, object]], tuple[object, ...]] = lambda variables: ()  # of these
 
 
-OURS, CALLER = Place(("",)), Place(("", ""))  # in our own code; in the code that called the kernel
-
-
 class Iterations:
-    """An observer that adds the turn of each instruction to `turns`.
-
-    While a function runs, its callers stand still. So only those frames are read that were called since the
-    instruction before, and the one that called them.
-    """
+    """An observer that adds the turn of each instruction to `turns`. Each place is analysed once."""
 
     def __init__(self) -> None:
         self.turns = Turns()
         self.last: Row = OUTSIDE
         self.places: dict[tuple[int, int], Place] = {}  # by code and offset
         self.codes: list[CodeType] = []  # held, so that their ids are not used again
-        self.around: dict[
-            FrameType, Row
-        ] = {}  # of the kernel's frames, outermost first: the loops around each
 
     def __call__(self, instruction: Instruction) -> None:
         core = running()
         if core is None:
             return
-        frame: FrameType | None = sys._getframe(3)  # it called a function of ours, which called `issue`
-        row = self._row_at(frame) if frame in self.around else self._row_of_new(frame)
+        row = self._row(sys._getframe(3))  # which called a function of ours, which called `issue`
         if row == self.last:
             row = self.last  # most instructions are of the same iteration as the one before
         self.last = row
         self.turns.add(core.index, core.issued, row)
-        if core.recorder is None:  # each instruction runs as it is issued: a frame would keep tiles in memory
-            self.around.clear()
 
-    def finish(self) -> Turns:
-        """Return the turns, and release the frames of the kernel."""
-        self.around.clear()
-        return self.turns
-
-    def _row_of_new(self, frame: FrameType | None) -> Row:
-        """Return the loops that are open in the kernel's frames, of which the innermost was called since."""
-        around = self.around
-        inner: list[FrameType] = []  # the kernel's frames that were called since, innermost first
-        while frame is not None and frame not in around:
-            place = self._place(frame)
-            if place is CALLER and inner:
-                frame = None
+    def _row(self, frame: FrameType | None) -> Row:
+        """Return the variables of the loops that are open in the kernel's frames, the innermost given."""
+        places, row, in_kernel = self.places, OUTSIDE, False
+        while frame is not None:
+            key = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
+            is_kernel, is_caller, names, values = places.get(key) or self._look(frame, key)
+            if names:
+                row = _extended(row, frame.f_locals, names, values)
+            if is_kernel:
+                in_kernel = True
+            elif is_caller and in_kernel:
                 break
-            if place is not OURS and place is not CALLER:
-                inner.append(frame)
             frame = frame.f_back
-        if frame is None:
-            around.clear()
-            row = OUTSIDE
-        else:
-            row = self._row_at(frame)
-        while inner:
-            frame = inner.pop()
-            if not frame.f_code.co_flags & RESUMED:
-                around[frame] = row
-            place = self._place(frame)
-            if place.names:
-                row = _extended(row, frame, place)
         return row
 
-    def _row_at(self, frame: FrameType) -> Row:
-        """Return the loops that are open in a frame and around it. All that it called before has ended."""
-        around = self.around
-        while next(reversed(around)) is not frame:
-            around.popitem()
-        place = self.places.get((id(frame.f_code), frame.f_lasti)) or self._place(frame)
-        return _extended(around[frame], frame, place) if place.names else around[frame]
-
-    def _place(self, frame: FrameType) -> Place:
-        key = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
-        found = self.places.get(key)
-        if found is None:
-            found = self.places[key] = _place(frame)
-            self.codes.append(frame.f_code)
-        return found
+    def _look(self, frame: FrameType, key: tuple[int, int]) -> Place:
+        self.codes.append(frame.f_code)
+        place = self.places[key] = _place(frame)
+        return place
 
 
 def _place(frame: FrameType) -> Place:
     module = frame.f_globals.get("__name__", "")
     if is_ours(module):
-        return CALLER if module.startswith(CALLERS) else OURS
+        return Place(False, module.startswith(CALLERS))
     names = variables_at(frame.f_code, frame.f_lasti)
-    if len(names) < 2:
-        return Place(names, lambda variables: (variables[names[0]],)) if names else Place()
-    return Place(names, itemgetter(*names))
+    if not names:
+        return Place(True, False)
+    return Place(
+        True,
+        False,
+        names,
+        itemgetter(*names) if len(names) > 1 else lambda variables: (variables[names[0]],),
+    )
 
 
-def _extended(row: Row, frame: FrameType, place: Place) -> Row:
-    """Add the variables of a frame's loops to those of the frames around it."""
-    names, variables = place.names, frame.f_locals
+def _extended(
+    row: Row,
+    variables: Mapping[str, object],
+    names: tuple[str, ...],
+    values: Callable[[Mapping[str, object]], tuple[object, ...]],
+) -> Row:
+    """Put the variables of a frame's loops before those of the frames that it called."""
     try:
-        values = place.values(variables)
+        found = values(variables)
     except KeyError:  # one was deleted
-        values = tuple(map(variables.get, names))
-    if not _INTS.issuperset(map(type, values)):
-        shown = [(name, _shown(value)) for name, value in zip(names, values, strict=True)]
-        kept = [pair for pair in shown if pair[1] is not None]
-        names, values = tuple([name for name, _ in kept]), tuple([value for _, value in kept])
-    return (row[0] + names, row[1] + values)
+        found = tuple(map(variables.get, names))
+    if not _INTS.issuperset(map(type, found)):
+        pairs = [(name, _shown(value)) for name, value in zip(names, found, strict=True)]
+        names = tuple([name for name, value in pairs if value is not None])
+        found = tuple([value for _, value in pairs if value is not None])
+    return (names + row[0], found + row[1])
 
 
 _INTS = frozenset([int])

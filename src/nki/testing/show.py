@@ -87,7 +87,7 @@ def _observed(recording: Recording, run: Callable[[], Any], *last: Sink) -> Exce
     except Exception as problem:
         recording.fail("".join(traceback.format_exception_only(problem)).strip(), raised_at(problem))
         error = problem
-    recording.turns = iterations.finish()
+    recording.turns = iterations.turns
     return error
 
 
