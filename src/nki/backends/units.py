@@ -46,9 +46,7 @@ class Units(NamedTuple):
 
     common: list[int]  # the items that are in no unit
     units: list[Unit]  # of different content
-    registers: dict[
-        str, tuple[int, int]
-    ]  # who uses each set of registers last: which of `units`, and of its shifts
+    registers: dict[str, tuple[int, int]]  # the last use of each set: which of `units`, and of its shifts
 
 
 def find_units(

@@ -162,9 +162,7 @@ class CorePlan(NamedTuple):
     packed: int  # bytes of the largest pair of packed factors
     fused: dict[str, int]
     units: tuple[RepeatedUnit, ...] = ()  # what comes after the steps, in any order
-    registers: tuple[
-        tuple[str, int, int], ...
-    ] = ()  # the unit and repetition that uses each set of registers last
+    registers: tuple[tuple[str, int, int], ...] = ()  # the last use of each set: its unit and repetition
 
     @property
     def products(self) -> Iterator[GemmStep]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .lanes import FUNCTIONS, REDUCTIONS, UFUNCS, Lanes, Unsupported, shares_memory
+from .device import Unsupported
+from .lanes import FUNCTIONS, REDUCTIONS, UFUNCS, Lanes, shares_memory
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,8 +26,9 @@ from ..reference.backend import run_core
 from ..reference.executor import Executor
 from ..reference.indirect import IndexedRows
 from . import functions as functions  # fills the table
+from .device import Unsupported
 from .instructions import warn_copies
-from .lanes import Lanes, Unsupported
+from .lanes import Lanes
 from .memory import DeviceMemories, ReadableDevice
 from .runner import exact_products
 

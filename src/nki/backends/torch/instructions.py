@@ -20,8 +20,9 @@ from ...machine.dtypes import f32
 from ...machine.machine import Machine
 from . import functions as functions  # fills the table
 from .batches import Batch
+from .device import Device, Unsupported
 from .indirect import convert
-from .lanes import Device, Lanes, Unsupported
+from .lanes import Lanes
 from .steps import DevicePlan
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from ...errors import emit_warning
 from ...ir.caches import LRUCache
 from ...ir.context import activate
 from .batches import Batch
+from .device import held_as
 from .instructions import InstructionRunner
-from .lanes import held_as
 from .steps import DevicePlan
 
 if TYPE_CHECKING:

@@ -9,79 +9,21 @@ So `compute` of one instruction does the work of all, on a GPU. `functions` is t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from .device import FLOATS, SAME, Device, Unsupported, held_as
+
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch import device as TorchDevice
-
-
-class Unsupported(Exception):
-    """A numpy function that tensors do not support: the host must run it."""
-
-
-class Device:
-    """A torch device during a run: the constants of a plan there, and the masks to check at the end."""
-
-    reads = False  # the host may read values during the run
-
-    def __init__(self, torch: ModuleType, where: TorchDevice, constants: dict[tuple, Any]):
-        self.torch, self.where, self.constants = torch, where, constants
-        self.doubts: list[Any] = []  # masks; if one is not empty, the host runs the program
-
-    def constant(self, array: np.ndarray) -> Any:
-        """Return a small array as a tensor on the device; it is cached."""
-        key = (array.dtype.str, array.shape, array.tobytes())
-        found = self.constants.get(key)
-        if found is None:
-            found = self.constants[key] = self.tensor(array)
-        return found
-
-    def tensor(self, array: np.ndarray) -> Any:
-        """Return an array as a tensor on the device."""
-        array = np.ascontiguousarray(array).reshape(array.shape)
-        held = getattr(self.torch, held_as(array.dtype))
-        plain = array if array.dtype in _NUMPYS else array.view(_BY_SIZE[array.dtype.itemsize])
-        tensor = self.torch.from_numpy(plain if plain.flags.writeable else plain.copy())
-        return (tensor if tensor.dtype == held else tensor.view(held)).to(self.where)
-
-    def number(self, value: object, dtype: object, on_host: bool = False) -> Any:
-        """Return a number as a tensor without dimensions, on the device or on the host."""
-        key = (repr(value), dtype, on_host)  # 0.0 and -0.0 differ
-        found = self.constants.get(key)
-        if found is None:
-            found = self.torch.tensor(value, dtype=dtype)
-            found = found if on_host else found.to(self.where)
-            self.constants[key] = found
-        return found
-
-    def doubt(self) -> Any:
-        """Return whether a mask is not empty, as a tensor; None if there are no masks."""
-        return self.torch.stack(self.doubts).any() if self.doubts else None
-
-
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_FLOATS = frozenset((np.dtype("float32"), np.dtype("float64"), np.dtype("float16"), _BFLOAT16))
-_SAME = _FLOATS | {np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "bool")}
-_NUMPYS = _SAME - {_BFLOAT16}  # that numpy has too
-_BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
-
-
-@cache
-def held_as(dtype: np.dtype) -> str:
-    """Return the torch dtype that holds the elements: the same one, or integers of the same size."""
-    return dtype.name if dtype in _SAME else _BY_SIZE[dtype.itemsize]
 
 
 _UNSIGNED = {np.dtype(np.uint16): ("int32", 0xFFFF), np.dtype(np.uint32): ("int64", 0xFFFFFFFF)}
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+FLOAT32 = np.dtype(np.float32)
 
 
 class Lanes(NDArrayOperatorsMixin):
@@ -191,7 +133,7 @@ class Lanes(NDArrayOperatorsMixin):
         target = self if key is Ellipsis else self[key]
         if self.device.reads and isinstance(value, Lanes) and shares_memory(target.tensor, value.tensor):
             value = value.copy()  # as numpy does where the two overlap
-        if isinstance(value, Lanes) and target.dtype in _FLOATS and value.dtype in _FLOATS:
+        if isinstance(value, Lanes) and target.dtype in FLOATS and value.dtype in FLOATS:
             target.tensor.copy_(aligned(value, target.ndim).tensor)  # which casts
         else:
             target.tensor.copy_(target.fitting(value))
@@ -216,7 +158,7 @@ class Lanes(NDArrayOperatorsMixin):
         wider = _UNSIGNED.get(self.dtype)
         if wider is not None:
             return self.tensor.to(getattr(self.device.torch, wider[0])) & wider[1]
-        if self.dtype not in _SAME:
+        if self.dtype not in SAME:
             raise Unsupported(f"arithmetic of {self.dtype.name}")
         return self.tensor
 
@@ -229,7 +171,7 @@ class Lanes(NDArrayOperatorsMixin):
     def _to(self, tensor: Tensor, dtype: np.dtype) -> Any:
         wider = _UNSIGNED.get(dtype)
         name = held_as(dtype) if wider is None else wider[0]
-        if dtype not in _SAME and wider is None:
+        if dtype not in SAME and wider is None:
             raise Unsupported(f"arithmetic of {dtype.name}")
         if tensor.is_floating_point() and dtype.kind in "iu" and dtype.itemsize < 8:
             tensor = tensor.to(self.device.torch.int64)  # C casts of what fits, as numpy does them
@@ -412,7 +354,7 @@ def _without_repeats(key: Any, value: Any) -> tuple[Any, Any]:
 
 def _takes(out: Any, form: Any, dtype: np.dtype, tensors: Sequence[Any]) -> bool:
     """Return whether a result may be written directly to the memory of `out`."""
-    if not out.lent or out.dtype != dtype or dtype not in _SAME or not hasattr(form, "name"):
+    if not out.lent or out.dtype != dtype or dtype not in SAME or not hasattr(form, "name"):
         return False
     if out.device.reads and any(_overlaps(out.tensor, tensor) for tensor in tensors):
         return False

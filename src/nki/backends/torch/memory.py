@@ -17,7 +17,8 @@ from ...machine.machine import Machine
 from ..reference.memories import Memories, check_usable
 from ..reference.memory import FRESH, Memory
 from ..reference.placed import ChipMemory, PlacedMemory
-from .lanes import Device, Lanes, Unsupported, held_as
+from .device import Device, Unsupported, held_as
+from .lanes import Lanes
 
 SMALL = 4096  # bytes of a constant that is worth keeping
 

@@ -19,10 +19,11 @@ from ...machine import dtypes
 from ...machine.dtypes import DType, f32
 from ..fused.products import NARROW
 from .batches import Batch
+from .device import held_as
 from .gemms import BatchedFactor, BatchedGemm
 from .grids import GridCopy, OperandGrid, copy_strided
 from .instructions import InstructionRunner
-from .lanes import Lanes, held_as
+from .lanes import Lanes
 from .steps import DevicePlan
 
 if TYPE_CHECKING:
