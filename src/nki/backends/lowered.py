@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..ir.caches import cached_property, per_program
@@ -101,6 +102,7 @@ def _flops(product: Instruction) -> int:
     return 2 * k * prod(m) * prod(n)
 
 
+_ACCESS = attrgetter("access")
 _DERIVED = ("states", "outliving", "shared", "cores")  # from the items, when they are asked for
 
 
@@ -134,11 +136,13 @@ class Lowered:
 
     def signatures(self, items: Sequence[Item]) -> list[Signature | None]:
         """Return the same for each of many items; None for a loop."""
-        known = self._signatures
-        return [
-            None if item.__class__ is Loop else known.get(id(item.access)) or self.signature(item)  # type: ignore[union-attr, arg-type]
-            for item in items
-        ]
+        if Loop in set(map(type, items)):
+            return [None if isinstance(item, Loop) else self.signature(item) for item in items]
+        keys = [*map(id, map(_ACCESS, items))]
+        for key, item in dict(zip(keys, items, strict=True)).items():
+            if key not in self._signatures:
+                self.signature(item)  # type: ignore[arg-type]
+        return [*map(self._signatures.__getitem__, keys)]
 
     def is_fence(self, item: Item) -> bool:
         """True if the reference backend runs the item, and nothing is moved across it."""
