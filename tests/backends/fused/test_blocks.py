@@ -67,7 +67,11 @@ def test_where_sums_do_not_depend_on_the_cut_each_thread_has_a_block():
     assert count(2048, 4096, 512, 1, True) == [(2048, 4096)]
     assert count(2048, 4096, 512, 2, True) == [(2048, 2048)] * 2
     assert count(4096, 2048, 512, 8, True) == [(1024, 1024)] * 8
-    assert count(1000, 2048, 512, 3, True) == [(1000, 688), (1000, 688), (1000, 672)]
+    assert count(1000, 2048, 512, 3, True) == [(1000, 672), (1000, 688), (1000, 688)]
+    assert count(256, 2305, 1024, 7, True) == [(256, 320), (256, 336)] * 2 + [(256, 320)] + [
+        (256, 336),
+        (256, 337),
+    ]
 
 
 def test_small_and_narrow_products_are_not_cut_for_threads():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -39,6 +40,6 @@ def _for_threads(left: np.ndarray, right: np.ndarray, threads: int) -> tuple[int
 
 
 def _slices(size: int, count: int) -> list[slice]:
-    step = -(-size // count)
-    step += -step % ALIGNED
-    return [slice(start, min(size, start + step)) for start in range(0, size, step)]
+    """Return parts of about one size: of a narrow rest, numpy and BLAS would compute the sums otherwise."""
+    cuts = [number * size // count // ALIGNED * ALIGNED for number in range(count)]
+    return [slice(start, stop) for start, stop in pairwise([*cuts, size]) if start < stop]
