@@ -29,10 +29,23 @@ def target(platform: str):
             os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = before
 
 
+def loaded(tensor: Any, dtype: Any = None) -> Any:
+    """A tile in SBUF that holds an HBM tensor; a copy may cast."""
+    tile = nl.ndarray(tensor.shape, dtype or tensor.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(tile, tensor)
+    return tile
+
+
+def stored(tile: Any) -> Any:
+    """A result that holds a tile."""
+    out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(out, tile)
+    return out
+
+
 def to_tile(tensor: Any, buffer: Any) -> Any:
     """An on-chip tile holding the contents of an HBM tensor."""
-    tile = nl.ndarray(tensor.shape, tensor.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(tile, tensor)
+    tile = loaded(tensor)
     if buffer is nl.psum:
         psum = nl.ndarray(tensor.shape, tensor.dtype, buffer=nl.psum)
         nisa.tensor_copy(psum, tile)

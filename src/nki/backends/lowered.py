@@ -139,9 +139,9 @@ class Lowered:
         if Loop in set(map(type, items)):
             return [None if isinstance(item, Loop) else self.signature(item) for item in items]
         keys = [*map(id, map(_ACCESS, items))]
-        for key, item in dict(zip(keys, items, strict=True)).items():
-            if key not in self._signatures:
-                self.signature(item)  # type: ignore[arg-type]
+        if not self._signatures.keys() >= set(keys):
+            for item in items:
+                self.signature(item)  # type: ignore[arg-type]  # there is no loop
         return [*map(self._signatures.__getitem__, keys)]
 
     def is_fence(self, item: Item) -> bool:

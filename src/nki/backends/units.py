@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from ..ir.instruction import Instruction
 from ..ir.semantics import Fill, MatrixProduct, Move, Sum
 from ..ir.storage import Storage
 from .lowered import Lowered, Signature, lanes_of, register_use
@@ -60,9 +61,9 @@ def find_units(
     known = Counter(kinds)
     if any(kind is None or kind.fence or kind.lazy for kind in known):
         return None
-    if not _pays(known) or any(s.address is not None for s in lowered.storages):  # type: ignore[arg-type]
+    if any(s.address is not None for s in lowered.storages) or not _pays(cast("Counter[Signature]", known)):
         return None
-    accesses = _Accesses(lowered, core, kinds)  # type: ignore[arg-type]
+    accesses = _Accesses(lowered, core, cast("list[Signature]", kinds))  # there is no loop
     in_order = {s for s in written if s not in write_once}
     for count in accesses.candidates():
         found = _Candidate(accesses, count).units(in_order)
@@ -82,7 +83,8 @@ class _Accesses:
     """The views of a core's instructions, one after the other, as arrays of numbers."""
 
     def __init__(self, lowered: Lowered, core: int, kinds: Sequence[Signature]):
-        self.lowered, self.items, self.kinds = lowered, lowered.items[core], kinds
+        self.lowered, self.kinds = lowered, kinds
+        self.items = cast("Sequence[Instruction]", lowered.items[core])
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
         getters = {kind: _getter(kind.access.views) for kind in numbers}
         views = [v for item, kind in zip(self.items, kinds, strict=True) for v in getters[kind](item)]
@@ -230,8 +232,8 @@ class _Candidate:
         lanes: dict[str, int] = {}
         for item, kind, unit in zip(a.items, a.kinds, self.unit_of.tolist(), strict=True):
             for state in kind.states:
-                which, begins = register_use(item, state)  # type: ignore[arg-type]
-                count = lanes_of(item)  # type: ignore[arg-type]
+                which, begins = register_use(item, state)
+                count = lanes_of(item)
                 if begins is None or lanes.setdefault(which, count) != count:
                     return None
                 if not begins and last.get(which, -1) != unit:

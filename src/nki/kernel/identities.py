@@ -28,8 +28,16 @@ def addresses(values: Iterable[Any]) -> bytes:
     return np.fromiter(found, object, len(found)).tobytes()
 
 
-# CPython stores the addresses of a tuple's items behind its fixed part, so that one copy takes all of them
-ITEMS_FOLLOW = sys.implementation.name == "cpython"
+def _do_items_follow() -> bool:
+    """Return True if the addresses of a tuple's items follow its fixed part: one copy takes all."""
+    probe = (object(), object(), object())
+    if sys.implementation.name != "cpython":
+        return False
+    found = string_at(id(probe) + tuple.__basicsize__, len(probe) * sizeof(c_void_p))
+    return found == np.array([*map(id, probe)], np.uintp).tobytes()
+
+
+ITEMS_FOLLOW = _do_items_follow()
 
 
 def by_presence(spaces: Iterable[tuple[Mapping[str, Any], dict[str, Any]]]) -> tuple[list, list]:

@@ -63,8 +63,11 @@ class OperationPlan:
         self.without_inputs = {at for at in self.uses.in_psum if not self.done[at].reads}
         prices = {number: i.cost(machine) for number, i in examples.items()}
         self.costs = [prices[number] for number in self.signatures]
-        self.last_meeting: dict[str, int] = {}  # engine -> its last operation that waits for the other core
-        self.meetings = {number for number, i in examples.items() if i.rendezvous() is not None}
+        self.last_rendezvous: dict[
+            str, int
+        ] = {}  # engine -> its last operation that waits for the other core
+        # signatures of instructions that wait for the other core
+        self.rendezvous = {number for number, i in examples.items() if i.rendezvous() is not None}
         # HBM storages that are only read or only written: accesses there cannot conflict
         one_sided = self.uses.hbm_read ^ self.uses.hbm_written
         self._mark_tiles(one_sided)
@@ -112,11 +115,11 @@ class OperationPlan:
                 wait(waits, index, before, ORDER)
             self.last_in_block[queue] = index
 
-    def _order_meeting(self, engine: str, index: int, waits: Waits) -> None:
+    def _order_rendezvous(self, engine: str, index: int, waits: Waits) -> None:
         """Keep the order of what waits for the other core: two engines that swap it wait forever."""
-        if engine in self.last_meeting:
-            wait(waits, index, self.last_meeting[engine], ORDER)
-        self.last_meeting[engine] = index
+        if engine in self.last_rendezvous:
+            wait(waits, index, self.last_rendezvous[engine], ORDER)
+        self.last_rendezvous[engine] = index
 
     def _order_by_loops(self, position: int, index: int, waits: Waits) -> None:
         """Begin each iteration of a dynamic loop when all operations before it are done."""
@@ -154,8 +157,8 @@ class OperationPlan:
         engine = self.engines[position]
         index = self.table.begin(position, engine)
         waits: Waits = {}
-        if self.meetings and engine != "dma" and self.signatures[position] in self.meetings:
-            self._order_meeting(engine, index, waits)
+        if self.rendezvous and engine != "dma" and self.signatures[position] in self.rendezvous:
+            self._order_rendezvous(engine, index, waits)
         if self.block_of:
             self._order_in_block(position, index, waits)
         if position >= self.first_loop:

@@ -8,7 +8,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from support import target
+from support import loaded, stored, target
 
 torch = pytest.importorskip("torch")
 from backend_agreement import assert_agrees  # noqa: E402
@@ -37,18 +37,6 @@ def nothing_on_the_host(monkeypatch):
 
 def floats(*shape, seed=0):
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
-
-
-def loaded(tensor):
-    tile = nl.ndarray(tensor.shape, tensor.dtype)
-    nisa.dma_copy(tile, tensor)
-    return tile
-
-
-def stored(tile):
-    out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(out, tile)
-    return out
 
 
 def register_of(tensor):

@@ -9,7 +9,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.machine import dtypes
-from support import target
+from support import loaded, stored, target
 
 torch = pytest.importorskip("torch")
 from backend_agreement import assert_agrees  # noqa: E402
@@ -22,18 +22,6 @@ DEVICES = {"cpu": {}, **({"cuda": {"OPEN_NKI_DEVICE": "cuda"}} if torch.cuda.is_
 def device(request):
     with target("trn2"):
         yield DEVICES[request.param]
-
-
-def loaded(tensor, dtype=None):
-    tile = nl.ndarray(tensor.shape, dtype or tensor.dtype)
-    nisa.dma_copy(tile, tensor)
-    return tile
-
-
-def stored(tile):
-    out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(out, tile)
-    return out
 
 
 @nki.jit

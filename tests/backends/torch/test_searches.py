@@ -9,7 +9,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from support import target
+from support import loaded, stored, target
 
 torch = pytest.importorskip("torch")
 from backend_agreement import assert_agrees  # noqa: E402
@@ -21,18 +21,6 @@ DATA = CHANCE.integers(-9, 10, (32, 64)).astype(np.float32)  # many are equal
 DATA[0, :3] = np.nan, -0.0, np.inf
 WANTED = np.concatenate([DATA[:, [5, 5, 5, 60, 1, 0]], np.full((32, 2), 77, np.float32)], axis=1)
 PLACES = CHANCE.integers(0, 64, (32, 16)).astype(np.uint16)
-
-
-def loaded(tensor):
-    tile = nl.ndarray(tensor.shape, tensor.dtype)
-    nisa.dma_copy(tile, tensor)
-    return tile
-
-
-def stored(tile):
-    out = nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(out, tile)
-    return out
 
 
 @nki.jit

@@ -1,5 +1,6 @@
 """The torch backend: Programs on torch tensors, on a GPU or on the CPU alike (docs/performance.md).
 
+device        a torch device during a run, and which of its dtypes hold numpy's
 lanes         an array for the operands of many equal instructions, which numpy's functions accept
 functions     the table of numpy's functions on tensors, so that instructions are defined once for both
 grids         the operands of many equal instructions as one strided or gathered part of memory
