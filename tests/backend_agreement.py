@@ -87,6 +87,20 @@ def assert_close(wanted, found, tolerance=None):
     np.testing.assert_allclose(b, a, rtol=bound, atol=bound * scale)
 
 
+@contextlib.contextmanager
+def nothing_goes_to_the_host():
+    """Fail where an instruction of a program on a device runs on the host."""
+    from nki.backends.torch import in_order, instructions
+
+    def refuse(instruction, where, why):
+        raise AssertionError(f"{instruction.public} runs on the host: {why}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (in_order, instructions):
+            patch.setattr(module, "warn_copies", refuse)
+        yield
+
+
 def torch_results(program, arrays, device="cpu"):
     """Return what a program returns on a torch device as numpy arrays; or why it does not run there."""
     import torch

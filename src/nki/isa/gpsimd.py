@@ -121,13 +121,14 @@ class SequenceBounds(GpsimdInstruction):
     def compute(self, dst: np.ndarray, segment_ids: np.ndarray) -> None:
         ids = segment_ids.reshape(-1)
         n = len(ids)
-        positions = np.arange(n)
-        first = np.append(True, ids[1:] != ids[:-1])
-        last = np.append(first[1:], True)
-        starts = np.maximum.accumulate(np.where(first, positions, 0))
-        ends = np.minimum.accumulate(np.where(last, positions + 1, n)[::-1])[::-1]
-        bounds = np.stack([np.where(ids == 0, n, starts), np.where(ids == 0, -1, ends)])
-        dst[...] = bounds.reshape(dst.shape)
+        changes, positions = ids[1:] != ids[:-1], np.arange(1, n)
+        bounds = np.zeros_like(ids, np.int64, shape=(2, n))
+        bounds[0, 1:] = np.where(changes, positions, 0)
+        bounds[1, :-1] = np.where(changes, positions, n)
+        bounds[1, -1] = n
+        bounds[0] = np.maximum.accumulate(bounds[0])
+        bounds[1] = np.flip(np.minimum.accumulate(np.flip(bounds[1], 0)), 0)
+        dst[...] = np.where(ids == 0, np.array([[n], [-1]]), bounds).reshape(dst.shape)
 
     def cost(self, m: Machine) -> InstructionCost:
         return self.cost_of(m, "gpsimd_gather", self.segment_ids.free_elements, ("gpsimd_gather",))

@@ -114,8 +114,8 @@ class TensorTensorScan(VectorInstruction):
 
     def compute(self, dst: np.ndarray, data0: np.ndarray, data1: np.ndarray, initial: Values) -> None:
         x0, x1 = flat(f32(data0, self.data0.dtype)), flat(f32(data1, self.data1.dtype))
-        state = np.empty(len(x0), np.float32)
-        state[...] = np.asarray(column(initial, self.initial, 1))
+        state = np.empty_like(x0[:, 0], np.float32)
+        state[...] = column(initial, self.initial, 1)
         result = self._as_running_reduction(x0, x1, state)
         if result is None:
             result = self._step_by_step(x0, x1, state)
@@ -124,20 +124,20 @@ class TensorTensorScan(VectorInstruction):
     def _as_running_reduction(self, x0: np.ndarray, x1: np.ndarray, state: np.ndarray) -> np.ndarray | None:
         """Return the scan as one running reduction of data0 and data1 in turn, if that rounds the same."""
         is_linear = self.op0.name == "multiply" and self.op1.name == "add"
-        if is_linear and (x0 == 1).all():  # a running sum of data1
+        if is_linear and x0.__class__ is np.ndarray and (x0 == 1).all():  # a running sum of data1
             return _running_reduction(self.op1, x1.copy(), state)
         reducer0 = _reducer_of(self.op0, carry_is_left=bool(self.reverse0))
         reducer1 = _reducer_of(self.op1, carry_is_left=not self.reverse1)
         if reducer0 is None or reducer1 is None or reducer0[0] != reducer1[0]:
             return None
-        turns = np.empty((len(x0), x0.shape[1], 2), np.float32)
+        turns = np.empty_like(x0, np.float32, shape=(*x0.shape, 2))
         np.multiply(x0, reducer0[1], out=turns[:, :, 0])
         np.multiply(x1, reducer1[1], out=turns[:, :, 1])
         return _running_reduction(OPERATORS[reducer0[0]], turns.reshape(len(x0), -1), state)[:, 1::2]
 
     def _step_by_step(self, x0: np.ndarray, x1: np.ndarray, state: np.ndarray) -> np.ndarray:
         """One step after the other, all partitions at once."""
-        x0, x1 = np.ascontiguousarray(x0.T), np.ascontiguousarray(x1.T)
+        x0, x1 = x0.T.copy(), x1.T.copy()  # a step is a row
         result = np.empty_like(x0)
         op0, op1 = self.op0.formula, self.op1.formula  # ufuncs, all of them
         assert op0 is not None and op1 is not None

@@ -17,10 +17,15 @@ class Unsupported(Exception):
     """A numpy function that tensors do not support: the host must run it."""
 
 
+class Lengthy(Exception):
+    """A loop over the elements of a tile: too many functions to compile."""
+
+
 class Device:
     """A torch device during a run: the constants of a plan there, and the masks to check at the end."""
 
     reads = False  # the host may read values during the run
+    compiles = False  # the functions that are called become one kernel
 
     def __init__(self, torch: ModuleType, where: TorchDevice, constants: dict[tuple, Any]):
         self.torch, self.where, self.constants = torch, where, constants

@@ -2,8 +2,8 @@
 
 Where torch's function gives numpy's bits, it is listed by name. Functions that the two libraries
 approximate differently are computed in float64 and rounded once, so that they are exact to the last place;
-`exp` is torch's own in float32. Sums are torch's: their order differs from numpy's, within the bound of
-float32 summation.
+`exp` is torch's own in float32. Sums, running ones too, are torch's: their order differs from numpy's,
+within the bound of float32 summation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .device import Unsupported
-from .lanes import FUNCTIONS, REDUCTIONS, UFUNCS, Lanes, shares_memory
+from .lanes import ACCUMULATIONS, FUNCTIONS, REDUCTIONS, UFUNCS, Lanes, shares_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,6 +115,16 @@ REDUCTIONS.update(
         np.minimum: lambda torch, x, dims, keep: torch.amin(x, dims, keepdim=keep),
         np.logical_and: lambda torch, x, dims, keep: torch.all(x != 0, dims, keepdim=keep),
         np.logical_or: lambda torch, x, dims, keep: torch.any(x != 0, dims, keepdim=keep),
+    }
+)
+
+
+ACCUMULATIONS.update(
+    {
+        np.add: lambda torch, x, dim: torch.cumsum(x, dim),
+        np.multiply: lambda torch, x, dim: torch.cumprod(x, dim),
+        np.maximum: lambda torch, x, dim: torch.cummax(x, dim).values,
+        np.minimum: lambda torch, x, dim: torch.cummin(x, dim).values,
     }
 )
 

@@ -17,7 +17,7 @@ from ...errors import emit_warning
 from ...ir.caches import LRUCache
 from ...ir.context import activate
 from .batches import Batch
-from .device import held_as
+from .device import Lengthy, held_as
 from .instructions import InstructionRunner
 from .steps import DevicePlan
 
@@ -101,6 +101,8 @@ class StepKernels:
             if isinstance(step, Batch) and step.node.kind == "compute" and step.nbytes >= LARGE:
                 try:
                     found[step] = self._kernel(plan, step)
+                except Lengthy:
+                    pass  # it runs as before
                 except Exception as problem:  # whatever it is, the step runs without a kernel
                     self.problem = f"{type(problem).__name__}: {problem}"
         return found
@@ -138,6 +140,7 @@ class StepKernels:
 
         runner = InstructionRunner(self.torch, plan, self.where)
         runner.device.constants = dict(runner.device.constants)  # a new one would have no memory
+        runner.device.compiles = True
 
         def masks(*given: Any) -> list[Any]:
             tensors: list[Any] = [None] * len(step.operands())

@@ -8,7 +8,7 @@ So `compute` of one instruction does the work of all, on a GPU. `functions` is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from .device import FLOATS, SAME, Device, Unsupported, held_as
+from .device import FLOATS, SAME, Device, Lengthy, Unsupported, held_as
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +112,14 @@ class Lanes(NDArrayOperatorsMixin):
         return self.like(self.tensor if self.tensor.dtype == held else self.tensor.view(held), target)
 
     def copy(self) -> Lanes:
-        return self.like(self.tensor.clone(), self.dtype)
+        return self.like(self.tensor.clone(memory_format=self.device.torch.contiguous_format), self.dtype)
+
+    def __iter__(self) -> Iterator[Lanes]:
+        if self.device.compiles:
+            raise Lengthy
+        if self.device.reads:  # no graph is captured: a launch for each function takes longer than a copy
+            raise Unsupported("one element after the other")
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Lanes:
         return self.like(self.tensor[self._key(key)], self.dtype)
@@ -274,6 +281,8 @@ class Lanes(NDArrayOperatorsMixin):
             result = self._call(ufunc, inputs, None if out is None else out[0], **options)
         elif method == "reduce":
             result = self._reduce(ufunc, *inputs, **options)
+        elif method == "accumulate" and ufunc in ACCUMULATIONS:
+            result = self._accumulate(ufunc, *inputs, **options)
         else:
             raise Unsupported(f"{ufunc.__name__}.{method}")
         if out is None or result is out[0]:
@@ -323,6 +332,10 @@ class Lanes(NDArrayOperatorsMixin):
             raise Unsupported(f"numpy.{ufunc.__name__}.reduce of integers")
         result = form(self.device.torch, array.numbers(), dims, keepdims)
         return self.like(result, np.dtype(np.bool_) if logical else array.dtype)
+
+    def _accumulate(self, ufunc: np.ufunc, array: Lanes, axis: int = 0) -> Lanes:
+        form = ACCUMULATIONS[ufunc]
+        return self.like(form(self.device.torch, array.numbers(), self.lead + axis % array.ndim), array.dtype)
 
     def __array_function__(self, function: Any, types: object, args: tuple, kwargs: dict) -> Any:
         form = FUNCTIONS.get(function)
@@ -400,4 +413,5 @@ def resolved(ufunc: np.ufunc, types: tuple, dtype: np.dtype | None) -> tuple[np.
 # filled by `functions`
 UFUNCS: dict[Any, Any] = {}
 REDUCTIONS: dict[Any, Any] = {}
+ACCUMULATIONS: dict[Any, Any] = {}
 FUNCTIONS: dict[Any, Any] = {}
