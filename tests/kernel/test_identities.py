@@ -1,30 +1,39 @@
-"""States of functions: every change is found, by the collector's report and by the attributes alike."""
+"""Every change of a function, cell, class or dict is found, by words of memory and by attributes alike."""
 
 from __future__ import annotations
 
 import gc
+import random
 import sys
+import types
 import weakref
 from ctypes import c_void_p, sizeof
 
 import pytest
 
-from nki.kernel import identities
+from nki.kernel import identities, words
 
 
-def make():
+class Plain:
+    pass
+
+
+def make(content=0):
     def function(x, y=1, *, z=2):
-        return x
+        return x, content
 
     return function
 
 
-def other(x, y=1, *, z=2):
-    return y
+def other(content=0):
+    def function(x, y=1, *, z=2):
+        return y, content
+
+    return function
 
 
 CHANGES = {
-    "code": lambda f: setattr(f, "__code__", other.__code__),
+    "code": lambda f: setattr(f, "__code__", other().__code__),
     "defaults": lambda f: setattr(f, "__defaults__", (True,)),  # equal to the old ones
     "no defaults": lambda f: setattr(f, "__defaults__", None),
     "keyword defaults": lambda f: setattr(f, "__kwdefaults__", {"z": 2}),
@@ -35,36 +44,143 @@ CHANGES = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=["reported", "by attribute"])
-def is_reported(request, monkeypatch):
-    monkeypatch.setattr(identities, "IS_STATE_REPORTED", request.param)
+@pytest.fixture(params=[True, False], ids=["words", "attributes"])
+def by_words(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(words, "HAS_WORDS", False)
+        monkeypatch.setattr(words, "HAS_TAGS", False)
+
+
+def states_of(functions=(), cells=(), classes=(), root=None):
+    return identities.States(functions, cells, classes, root)
+
+
+def test_this_python_has_words():
+    known = sys.implementation.name == "cpython" and sizeof(c_void_p) == 8
+    assert words.HAS_WORDS or not known
+    with_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+    assert words.HAS_TAGS or not (known and with_lock and sys.version_info[:2] in words.TAGGED)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("is_root", [True, False])
-def test_a_change_of_a_function_is_found(is_reported, change, is_root):
+def test_a_change_of_a_function_is_found(by_words, change, is_root):
     functions = [make() for _ in range(3)]
-    states = identities.FunctionStates(functions, functions[1] if is_root else None)
+    states = states_of(functions, root=functions[1] if is_root else None)
     assert states.hold() and states.hold()
     change(functions[1])
     assert not states.hold()
 
 
-def test_a_doc_string_is_no_state(is_reported):
+def test_a_change_of_a_cell_is_found(by_words):
+    (cell,) = make(content := [1]).__closure__
+    states = states_of(cells=[cell])
+    cell.cell_contents = [1]
+    assert not states.hold()
+    cell.cell_contents = content
+    assert states.hold()
+
+
+@pytest.mark.parametrize("part, value", [("__bases__", (Plain,)), ("__name__", "A"), ("__qualname__", "A")])
+def test_a_change_of_a_class_is_found(by_words, part, value):
+    base = type("Base", (), {})
+    derived = type("Derived", (base,), {})
+    states = states_of(classes=[derived])
+    assert states.hold()
+    setattr(derived, part, value)
+    assert not states.hold()
+
+
+def test_a_doc_string_is_no_state(by_words):
     function = make()
-    states = identities.FunctionStates([function], None)
+    states = states_of([function])
     function.__doc__ = "Another text."
     assert states.hold()
 
 
-def test_the_root_is_not_kept_alive(is_reported):
+def test_the_root_is_not_kept_alive(by_words):
     root = make()
-    states, gone = identities.FunctionStates([make(), root], root), weakref.ref(root)
+    states, gone = states_of([make(), root], root=root), weakref.ref(root)
     del root
     gc.collect()
     assert gone() is None
     with pytest.raises(AttributeError):
         states.hold()
+
+
+# ---- dicts ---------------------------------------------------------------------------------------
+
+
+def owners():
+    """Yield objects with attributes, each with the dict that holds these."""
+    module, cls, function = types.ModuleType("a_module"), type("A", (), {}), make()
+    yield module, vars(module)
+    yield cls, identities.dict_of(cls)
+    yield function, vars(function)
+    early, late = Plain(), Plain()
+    yield early, vars(early)
+    late.a = late.b = 0
+    yield late, vars(late)
+
+
+def store(owner, value):
+    owner.a = value  # Python specialises this line when it has run often
+
+
+def change(owner, holder, number):
+    """Change an attribute by one of the ways that there are."""
+    name, value = random.choice("abcd"), random.choice([number, str(number), None])
+    ways = [
+        lambda: store(owner, value),
+        lambda: setattr(owner, name, value),
+        lambda: delattr(owner, name) if name in holder else None,
+        lambda: holder.update({name: value}),
+        lambda: holder.setdefault(name, value),
+        lambda: holder.pop(name, None),
+        lambda: exec(f"{name} = value", {"value": value}, holder),
+        lambda: holder.__ior__({name: value}),
+    ]
+    random.choice(ways)()
+
+
+def present(holder, names):
+    return [(name, id(holder[name])) for name in names if name in holder]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_random_changes_of_dicts_are_found(by_words, number):
+    """What is compared: some names, all names, and whole dicts, each against a list made by hand."""
+    random.seed(number)
+    owner, holder = [*owners()][number]
+    for _ in range(40):
+        names = random.sample("abcd", random.randint(0, 4))
+        values = {name: holder.get(name, identities.MISSING) for name in names}
+        some = identities.Dicts([(holder, values)], [], [])
+        whole = identities.Dicts([], [], [holder])
+        before, all_before = present(holder, names), present(holder, list(holder))
+        kept = list(holder.values())
+        for step in range(10):
+            assert _holds(some) == (present(holder, names) == before)
+            assert _holds(whole) == (present(holder, list(holder)) == all_before)
+            change(owner, holder, step)
+            kept += holder.values()  # alive, so that an address is not used again
+
+
+def test_a_class_gets_no_other_names(by_words):
+    cls = type("A", (), {"a": 1})
+    own = identities.dict_of(cls)
+    dicts = identities.Dicts([(own, dict(own))], [cls], [])
+    cls.__slotnames__ = []  # Python's own, when an object is copied
+    assert dicts.hold()
+    cls.b = 2
+    assert not dicts.hold()
+
+
+def _holds(dicts):
+    try:
+        return dicts.hold()
+    except KeyError:
+        return False
 
 
 @pytest.mark.parametrize("items_follow", [True, False])

@@ -9,15 +9,16 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import c_void_p, sizeof, string_at
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 
+from . import words
+from .words import PARTS, Words, counts_of, has_tag, places_of, tags_of
+
 MISSING = object()  # the value of a name that a namespace does not have
-_STATE = tuple(
-    map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__name__", "__qualname__"))
-)
+ADDED = ("__slotnames__", "__annotations_cache__", "__abstractmethods__")  # by Python, when a class is used
 
 
 def addresses(values: Iterable[Any]) -> bytes:
@@ -40,70 +41,109 @@ def _do_items_follow() -> bool:
 ITEMS_FOLLOW = _do_items_follow()
 
 
-def by_presence(spaces: Iterable[tuple[Mapping[str, Any], dict[str, Any]]]) -> tuple[list, list]:
-    """Return the names that each namespace lacks, and what reads the others of each, in order."""
-    absent, readers = [], []
-    for namespace, values in spaces:
-        lacking = [name for name, value in values.items() if value is MISSING]
-        present = [name for name in values if name not in lacking]
-        if lacking:
-            absent.append((namespace.keys(), lacking))
-        if present:
-            readers.append((namespace, itemgetter(present[0], *present)))  # of two or more: a tuple
-    return absent, readers
-
-
-class FunctionStates:
-    """The code, defaults, attributes and names of functions. One of them, the root, is not kept alive."""
-
-    def __init__(self, functions: Sequence[types.FunctionType], root: object):
-        self._empty = [vars(f) for f in functions if not vars(f)]  # before what refers to them is noted
-        self._root = [weakref.ref(f) for f in functions if f is root]
-        self._others = [f for f in functions if f is not root]
-        self._states = [*_states(self._living())]  # alive, so that nothing else gets their addresses
-        self._addresses = self._present()
-
-    def hold(self) -> bool:
-        """Return True if the state of every function is as it was. Raises AttributeError if one is gone."""
-        if any(self._empty):
-            return False
-        now = self._present()
-        if IS_STATE_REPORTED and now == self._addresses:
-            return True
-        if not all(map(is_, _states(self._living()), self._states)):
-            return False
-        self._addresses = now  # another doc string; read before the states were compared
-        return True
-
-    def _present(self) -> bytes:
-        return addresses(gc.get_referents(*self._living()))
-
-    def _living(self) -> list[Any]:
-        return [*(ref() for ref in self._root), *self._others]
-
-
 def dict_of(cls: type) -> dict[str, Any]:
-    """Return the dict that the proxy `vars(cls)` stands for: to read it takes half the time."""
+    """Return the dict that the proxy `vars(cls)` stands for."""
     (found,) = gc.get_referents(vars(cls))
     return found
 
 
-def _states(functions: Sequence[types.FunctionType]) -> Iterator[Any]:
-    return chain(*(map(part, functions) for part in _STATE))
+class States:
+    """The parts of functions, cells and classes (`PARTS`). One function, the root, is not kept alive."""
+
+    def __init__(
+        self,
+        functions: Sequence[types.FunctionType],
+        cells: Sequence[types.CellType],
+        classes: Sequence[type],
+        root: object,
+    ):
+        self._empty = [vars(f) for f in functions if not vars(f)]  # they stay so
+        self._root = [weakref.ref(f) for f in functions if f is root]
+        self._others = [f for f in functions if f is not root], cells, classes
+        self._kept = [*self._parts()]  # alive, so that nothing else gets their addresses
+        self._words: Words | None = None
+        if words.HAS_WORDS:
+            places = [places_of(owners, kind) for kind, owners in self._owners()]
+            self._words = Words(chain(*places, counts_of(self._empty)))
+        self._state = self._present()
+
+    def hold(self) -> bool:
+        """Return True if every part is the object that it was. Raises AttributeError if the root is gone."""
+        return self._present() == self._state
+
+    def _present(self) -> bytes:
+        root = [ref() for ref in self._root]  # alive while its words are read
+        if None in root or self._words is None:
+            return addresses((*self._parts(), *map(bool, self._empty)))
+        return self._words.read().tobytes()
+
+    def _owners(self) -> Iterator[tuple[type, Sequence[Any]]]:
+        functions, *others = self._others
+        return zip(PARTS, ([*(ref() for ref in self._root), *functions], *others), strict=True)
+
+    def _parts(self) -> Iterator[Any]:
+        return chain(*(map(attrgetter(p), owners) for kind, owners in self._owners() for p in PARTS[kind]))
 
 
-def _is_state_reported() -> bool:
-    """Return True if the collector reports all of a function's state, by one call for many functions.
+class _Names:
+    """Names in a namespace, with their values; a whole namespace has no others."""
 
-    To take the attributes one by one is slower, more so where hooks for audits see each of them.
-    """
+    def __init__(self, namespace: Mapping[str, Any], values: dict[str, Any], is_whole: bool):
+        self.holder = namespace
+        self._absent = [name for name, value in values.items() if value is MISSING]
+        present = {name: value for name, value in values.items() if value is not MISSING}
+        first = [*present][:1]  # once more: of two or more an itemgetter returns a tuple
+        self._read = itemgetter(*first, *present) if present else lambda _: ()
+        self._kept = [*map(present.get, first), *present.values()]
+        self._addresses = addresses(self._kept)
+        self._count = len(present) if is_whole else None
 
-    def probe(value: object = (), *, named: object = ()) -> None: ...
+    def hold(self) -> bool:
+        """Return True if the names are as they were. Raises KeyError if one is gone."""
+        namespace = self.holder
+        return (
+            addresses(self._read(namespace)) == self._addresses
+            and not any(name in namespace for name in self._absent)
+            and (self._count is None or len(namespace) - sum(n in namespace for n in ADDED) == self._count)
+        )
 
-    probe.__name__, probe.__qualname__ = "a name".upper(), "another".upper()
-    vars(probe)["attribute"] = None
-    reported = {id(value) for value in gc.get_referents(probe)}
-    return all(id(part(probe)) in reported for part in _STATE)
+
+class _Contents:
+    """The keys and values of a dict."""
+
+    def __init__(self, holder: dict):
+        self.holder = holder
+        self._kept = (*holder, *holder.values())
+        self._addresses = addresses(self._kept)
+
+    def hold(self) -> bool:
+        """Return True if they are as they were."""
+        return addresses((*self.holder, *self.holder.values())) == self._addresses
 
 
-IS_STATE_REPORTED = _is_state_reported()
+class Dicts:
+    """Names in namespaces, and whole dicts. Those whose tag is another one than before are compared."""
+
+    def __init__(
+        self,
+        spaces: Iterable[tuple[Mapping[str, Any], dict[str, Any]]],
+        classes: Iterable[type],  # whose namespaces get no other names
+        whole: Iterable[dict],
+    ):
+        own = {id(dict_of(cls)) for cls in classes}
+        found: list[_Names | _Contents] = [_Names(space, names, id(space) in own) for space, names in spaces]
+        found += map(_Contents, whole)
+        self._tagged = [part for part in found if has_tag(part.holder)]
+        self._others = [part for part in found if not has_tag(part.holder)]
+        self._words = Words(tags_of(part.holder for part in self._tagged))
+        self._tags = np.zeros(len(self._tagged), np.uintp)  # of when they were compared last; 0: never
+
+    def hold(self) -> bool:
+        """Return True if all of them are as they were. Raises KeyError if a name is gone."""
+        tags = self._words.read()
+        if tags.tobytes() != self._tags.tobytes():
+            (differ,) = (tags != self._tags).nonzero()
+            if not all(self._tagged[number].hold() for number in differ):
+                return False
+            self._tags = tags  # read before the contents were compared
+        return all(part.hold() for part in self._others)

@@ -22,17 +22,15 @@ from typing import Any, NamedTuple
 from ..ir.tensor import NkiTensor
 from . import pure
 from .global_names import BY_TEXT, READING, GlobalUse, attributes_by_text, imports_in, names_in
-from .identities import MISSING, FunctionStates, addresses, by_presence, dict_of
+from .identities import ADDED, MISSING, Dicts, States, addresses, dict_of
 
 LARGEST = 20_000  # objects that are followed
-_ADDED = ("__slotnames__", "__annotations_cache__", "__abstractmethods__")  # by Python, when a class is used
 _UNREAD = pure.words("""
     __doc__ __annotations__ __parameters__ __orig_bases__ __dataclass_fields__ __dataclass_params__ __slots__
     __annotate__ __annotate_func__ __type_params__
 """)  # attributes of a class whose parts a kernel's Python does not read
 
 _CONTENTS = attrgetter("cell_contents")
-_IDENTITY = attrgetter("__mro__", "__name__", "__qualname__")
 _attributes_of = object.__getattribute__  # runs no Python of a class
 
 
@@ -81,11 +79,9 @@ class Snapshot:
             self._follow(value)
         self._seen.clear()
         self._note_methods_of_tensors()
-        self._states = FunctionStates(self._functions, function)
+        self._states = States(self._functions, self._cells, self._classes, function)
+        self._contents = Dicts(self._names.values(), self._classes, self._dicts)
         self._functions.clear()
-        self._absent, self._readers = by_presence(self._names.values())
-        self._own = [*map(dict_of, self._classes)]
-        self._own_sizes = [*map(len, self._own)], [*map(_size, self._classes)]
         parts, self._sizes = self._present()
         self._kept = [*parts]  # alive, so that nothing else gets their addresses
         self._addresses = addresses(self._kept)
@@ -97,35 +93,24 @@ class Snapshot:
             return (
                 sizes == self._sizes
                 and self._states.hold()
+                and self._contents.hold()
                 and addresses(parts) == self._addresses
-                and all(names.isdisjoint(absent) for names, absent in self._absent)
-                and self._classes_have_sizes()
                 and self._registrations in (None, get_cache_token())
             )
         except (AttributeError, KeyError, ValueError, RuntimeError):  # gone, emptied, or changed meanwhile
             return False
 
     def _present(self) -> tuple[Iterator[Any], list[int]]:
-        """Return what counts by its identity, besides functions, and the sizes of what has many parts."""
+        """Return what counts by its identity of objects and containers, and the sizes of these."""
         others = [read(value) for value, read in self._others]
-        dicts, groups, flat = self._dicts, self._groups, chain.from_iterable
+        flat = chain.from_iterable
         parts = chain(
-            map(_CONTENTS, self._cells),
-            flat(map(_IDENTITY, self._classes)),
-            flat([read(namespace) for namespace, read in self._readers]),
             map(type, self._objects),
             map(_attributes_of, self._objects, repeat("__dict__")),
-            flat(dicts),
-            flat(map(dict.values, dicts)),
-            flat(groups),
+            flat(self._groups),
             flat(others),
         )
-        many: chain[Collection[Any]] = chain(dicts, groups, others)
-        return parts, [*map(len, many)]
-
-    def _classes_have_sizes(self) -> bool:
-        all_, counted = self._own_sizes
-        return [*map(len, self._own)] == all_ or [*map(_size, self._classes)] == counted
+        return parts, [*map(len, self._groups), *map(len, others)]
 
     def _add(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -189,14 +174,14 @@ class Snapshot:
         if type(cls) not in pure.METACLASSES or not pure.is_written_in_python(cls):
             raise self._unlisted(f"class {cls.__module__}.{cls.__qualname__}")
         self._note_class(cls)
-        self._add(value for name, value in vars(cls).items() if name not in _UNREAD and name not in _ADDED)
+        self._add(value for name, value in vars(cls).items() if name not in _UNREAD and name not in ADDED)
         self._add(cls.__mro__[1:])
 
     def _note_class(self, cls: type) -> None:
         self._classes.append(cls)
         own = dict_of(cls)
         for name in own:
-            if name not in _ADDED:
+            if name not in ADDED:
                 self._note(own, name, own[name])
 
     def _note_methods_of_tensors(self) -> None:
@@ -313,12 +298,6 @@ class Snapshot:
             raise self._unknown(f"module {module.__name__} as a value")
         self._watch(vars(module), _pairs)
         self._add(value for value in vars(module).values() if isinstance(value, types.FunctionType))
-
-
-def _size(cls: type) -> int:
-    """Return how many attributes a class has, without those that Python adds."""
-    own = vars(cls)
-    return len(own) - sum(map(own.__contains__, _ADDED))
 
 
 def _members(names: tuple[str, ...]) -> Callable[[type], tuple]:
