@@ -11,8 +11,9 @@ import nki.language as nl
 from support import loaded, stored, target
 
 torch = pytest.importorskip("torch")
-from backend_agreement import assert_agrees  # noqa: E402
+from backend_agreement import assert_agrees, nothing_goes_to_the_host  # noqa: E402
 from nki.backends.torch import in_order  # noqa: E402
+from nki.backends.torch.lanes import FUNCTIONS  # noqa: E402
 from nki.kernel.devices import run_on_device  # noqa: E402
 
 DEVICES = {"cpu": {}, **({"cuda": {"OPEN_NKI_DEVICE": "cuda"}} if torch.cuda.is_available() else {})}
@@ -24,14 +25,9 @@ def device(request):
 
 
 @pytest.fixture(autouse=True)
-def nothing_on_the_host(monkeypatch):
+def nothing_on_the_host():
     """No instruction leaves the device, except where a test asks for it."""
-
-    def refuse(instruction, where, why):
-        raise AssertionError(f"{instruction.public} runs on the host: {why}")
-
-    monkeypatch.setattr(in_order, "warn_copies", refuse)
-    with target("trn2"):
+    with target("trn2"), nothing_goes_to_the_host():
         yield
 
 
@@ -150,6 +146,7 @@ def test_an_index_out_of_bounds_is_reported_at_its_line(device):
 def test_an_instruction_without_a_form_runs_on_the_host(device, monkeypatch):
     seen = []
     monkeypatch.setattr(in_order, "warn_copies", lambda instruction, *_: seen.append(instruction.public))
+    monkeypatch.delitem(FUNCTIONS, np.flip)
 
     @nki.jit
     def bounded(ids):
@@ -160,6 +157,23 @@ def test_an_instruction_without_a_form_runs_on_the_host(device, monkeypatch):
 
     agrees_in_order(bounded, [np.array([[1, 1, 0, 2, 2, 2]], np.int32)], device)
     assert seen == ["sequence_bounds"]
+
+
+def test_a_scan_runs_on_the_host_where_each_step_would_be_a_launch(device, monkeypatch):
+    seen = []
+    monkeypatch.setattr(in_order, "warn_copies", lambda instruction, *_: seen.append(instruction.public))
+
+    @nki.jit
+    def scanned(x, ids):
+        register_of(ids)
+        out = nl.ndarray(x.shape, nl.float32)
+        nisa.tensor_tensor_scan(out, loaded(x), loaded(x), 0.5, nl.multiply, nl.add)
+        return stored(out)
+
+    agrees_in_order(
+        scanned, [np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8), np.array([[1]], np.int32)], device
+    )
+    assert seen == ["tensor_tensor_scan"]
 
 
 # ---- calls with tensors --------------------------------------------------------------------------
