@@ -7,19 +7,29 @@ import pytest
 from nki.ir.dependences import RAW, WAR, WAW
 from nki.timing import operation_table
 from nki.timing.edges import Users, priorities
-from nki.timing.operation import ORDER, SPACE, Operation
+from nki.timing.operation import ORDER, SPACE, TRANSFERS
 from nki.timing.operation_table import OperationTable
 from nki.timing.timing_rules import BEGUN, DONE, FREE, KIND_NUMBERS, SEEN, releases
 
 KINDS = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma", "spill", "reload")
 
 
+class RandomOperation:
+    """What a table is given of an operation."""
+
+    position = -1
+
+    def __init__(self, index, kind):
+        self.index, self.kind, self.is_dma = index, kind, kind in TRANSFERS
+        self.waits = {}  # index -> why
+
+
 def random_operations(seed, count=60):
     rng = random.Random(seed)
-    operations = [Operation(i, None, rng.choice(KINDS), 0, -1) for i in range(count)]
+    operations = [RandomOperation(i, rng.choice(KINDS)) for i in range(count)]
     for op in operations[1:]:
         for other in rng.sample(range(op.index), min(op.index, rng.randrange(5))):
-            op.wait_for(other, rng.choice((RAW, WAR, WAW, SPACE, ORDER)))
+            op.waits[other] = rng.choice((RAW, WAR, WAW, SPACE, ORDER))
     return operations
 
 
@@ -99,3 +109,8 @@ def test_a_table_returns_the_operations_and_waits_it_was_given(seed, monkeypatch
     for found, op in zip(table.operations([], 0), operations, strict=True):
         assert (found.index, found.kind, found.waits, found.tile) == (op.index, op.kind, op.waits, tile)
         assert list(found.waits) == list(op.waits)
+    waiting = operations[-1]
+    freed = next(i for i in range(waiting.index) if i not in waiting.waits)
+    found = table.operations([], 0, [(waiting.index, freed)])
+    assert found[waiting.index].waits == {**waiting.waits, freed: SPACE}
+    assert found[waiting.index - 1].waits == operations[-2].waits

@@ -22,7 +22,7 @@ from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
 from .entries import Entry
-from .operation import ORDER, SPACE, Operation
+from .operation import ORDER, Operation
 from .operation_table import OperationTable
 from .sbuf_pool import SbufPool
 from .uses import Accesses, TileUses, accesses
@@ -84,15 +84,11 @@ class OperationPlan:
 
     def made_operations(self, bank_waits: Iterable[tuple[int, int]]) -> list[Operation]:
         """Return new objects of the operations, which also wait for those that freed their PSUM banks."""
-        found = self.table.operations(self.instructions, self.core)
-        for index, freed_by in bank_waits:
-            found[index].wait_for(freed_by, SPACE)
-        return found
+        return self.table.operations(self.instructions, self.core, bank_waits)
 
-    @cached_property
-    def accesses(self) -> list[Accesses]:
-        """What each instruction reads and writes, computed anew: planning drops it."""
-        return [accesses(effects(instruction)) for instruction in self.instructions]
+    def accesses(self, position: int) -> Accesses:
+        """Return what an instruction reads and writes, computed anew: planning drops it."""
+        return accesses(effects(self.instructions[position]))
 
     def add_bank_waits(self, found: Sequence[tuple[int, int]]) -> None:
         """Make operations wait for those that freed their PSUM banks."""
@@ -101,9 +97,11 @@ class OperationPlan:
 
     def add_waits(self, found: Iterable[tuple[int, int]]) -> None:
         """Make operations wait for the results of others."""
+        waits = [op.waits for op in self.operations]
         for index, other in found:
-            self.operations[index].wait_for(other, RAW)
-        self.table.replace_waits(op.waits for op in self.operations)
+            wait(waits[index], index, other, RAW)
+        self.table.replace_waits(waits)
+        self.__dict__.pop("operations", None)
 
     def _order_in_block(self, position: int, index: int, waits: Waits) -> None:
         """Make an operation inside no_reorder wait for the previous one of its queue and block."""

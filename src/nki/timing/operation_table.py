@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 import numpy as np
 
-from ..ir.dependences import Waits
+from ..ir.dependences import Waits, wait
 from ..ir.instruction import Instruction
 from ..ir.storage import Storage
 from .edges import REASON_NUMBERS, Edges
-from .operation import Operation
+from .operation import SPACE, Operation
 from .timing_rules import REASONS
 
 CHUNK = 4096  # operations whose waits are still objects
@@ -68,21 +68,44 @@ class OperationTable:
         users = np.repeat(np.arange(len(self), dtype=np.int32), self.counts)
         return Edges(np.array(self.producers, np.int32), users, np.frombuffer(bytes(self.reasons), np.int8))
 
-    def operations(self, instructions: Sequence[Instruction], core: int) -> list[Operation]:
-        """Return the operations as objects."""
-        found = [self.operation(index, instructions, core) for index in range(len(self))]
-        producers, reasons = self.producers.tolist(), [REASONS[number] for number in self.reasons]
-        ends = np.cumsum(self.counts).tolist()
-        for op, begin, end in zip(found, [0, *ends], ends, strict=False):
-            if begin < end:
-                op.waits = dict(zip(producers[begin:end], reasons[begin:end], strict=True))
-        return found
+    def operations(
+        self, instructions: Sequence[Instruction], core: int, freed: Iterable[tuple[int, int]] = ()
+    ) -> list[Operation]:
+        """Return the operations as objects; they also wait for those that freed their PSUM banks."""
+        waits_of = WaitColumns(self, freed).of
+        return [self.operation(index, instructions, core, waits_of) for index in range(len(self))]
 
-    def operation(self, index: int, instructions: Sequence[Instruction], core: int) -> Operation:
-        """Return an operation without its waits."""
-        position = self.positions[index]
+    def operation(
+        self,
+        index: int,
+        instructions: Sequence[Instruction],
+        core: int,
+        waits_of: Callable[[int], Waits] = lambda index: {},
+    ) -> Operation:
+        """Return an operation as an object."""
+        position, kind = self.positions[index], self.kinds[index]
         if position >= 0:
-            return Operation(index, instructions[position], self.kinds[index], core, position)
-        op = Operation(index, None, self.kinds[index], core, position)
+            return Operation(index, instructions[position], kind, core, position, waits_of)
+        op = Operation(index, None, kind, core, position, waits_of)
         op.tile, op.reloads = self.tiles[index], self.reloads.get(index)
         return op
+
+
+class WaitColumns:
+    """What each operation waits for: a dict for one that is asked for, since those of all are large."""
+
+    def __init__(self, table: OperationTable, freed: Iterable[tuple[int, int]]):
+        ends = np.cumsum(table.counts, dtype=np.int64)
+        self.first = array("q", np.concatenate([[0], ends]).astype(np.int64).tobytes())
+        self.producers, self.reasons = table.producers, table.reasons
+        self.freed_by: dict[int, list[int]] = {}  # of those that waited for PSUM banks
+        for index, other in freed:
+            self.freed_by.setdefault(index, []).append(other)
+
+    def of(self, index: int) -> Waits:
+        """Return what an operation waits for."""
+        part = slice(self.first[index], self.first[index + 1])
+        found = dict(zip(self.producers[part], map(REASONS.__getitem__, self.reasons[part]), strict=True))
+        for other in self.freed_by.get(index, ()):
+            wait(found, index, other, SPACE)
+        return found

@@ -7,7 +7,7 @@ them instead of a simulation. With nothing changed it gives the times of the Tim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,43 +45,59 @@ GONE = ReplayStep(0, REMOVED, 0.0, 0.0, 0.0, None)
 
 
 class ReplayColumns(NamedTuple):
-    """The operations of a replay, by number, as one list per field."""
+    """The operations of a replay, in the order in which they were begun, as one list per field.
+
+    The moments of operation i in this order are 4 * i to 4 * i + 3.
+    """
 
     steps: list[ReplayStep]
     links: list[Links]  # not before these moments
     across: list[Links]  # not before these and the latency between engines
 
-    def changed(self, change: Change) -> ReplayColumns:
-        """Return the columns with a change."""
+    def ordered(self, order: Sequence[int]) -> ReplayColumns:
+        """Return the columns in this order."""
+        steps, links, across = self
+        return ReplayColumns([steps[i] for i in order], [links[i] for i in order], [across[i] for i in order])
+
+    def changed(self, change: Change, order: Sequence[int], at: Sequence[int]) -> ReplayColumns:
+        """Return the columns with a change. `order` has the numbers of the operations, `at` the inverse."""
         new = ReplayColumns(list(self.steps), list(self.links), list(self.across))
         for number, others in change.dropped.items():
+            i = at[number]
             for column in (new.links, new.across):
-                if column[number]:
-                    column[number] = [moment for moment in column[number] if moment // 4 not in others]
-        steps = new.steps
-        _replace(steps, change.work, lambda step, times: step._replace(held=step.held * times))
-        _replace(steps, change.tables, lambda step, ns: step._replace(before=ns))
-        _replace(steps, change.issue, lambda step, ns: step._replace(held=ns))
-        _replace(steps, change.payload, lambda step, payload: step._replace(extra=payload))
+                if column[i]:
+                    column[i] = [moment for moment in column[i] if order[moment // 4] not in others]
+        edits: tuple[tuple[Mapping[int, Any], Callable[[ReplayStep, Any], ReplayStep]], ...] = (
+            (change.work, lambda step, times: step._replace(held=step.held * times)),
+            (change.tables, lambda step, ns: step._replace(before=ns)),
+            (change.issue, lambda step, ns: step._replace(held=ns)),
+            (change.payload, lambda step, payload: step._replace(extra=payload)),
+        )
+        for values, edit in edits:
+            _replace(new.steps, [at[number] for number in values], values.values(), edit)
         for number, instead in change.removed.items():
-            steps[number] = GONE
+            i = at[number]
+            new.steps[i] = GONE
             if instead != number:
-                new.links[number], new.across[number] = (4 * instead + DONE,), ()
+                new.links[i], new.across[i] = (4 * at[instead] + DONE,), ()
         return new
 
 
 def _replace(
-    steps: list[ReplayStep], values: Mapping[int, Any], edit: Callable[[ReplayStep, Any], ReplayStep]
+    steps: list[ReplayStep],
+    chosen: Iterable[int],
+    values: Iterable[Any],
+    edit: Callable[[ReplayStep, Any], ReplayStep],
 ) -> None:
-    """Edit some steps; those that share a step, and get the same value, share the new one."""
+    """Edit the chosen steps; those that share a step, and get the same value, share the new one."""
     known: dict[tuple, tuple[ReplayStep, ReplayStep]] = {}  # with the old one, so that its identity lasts
-    for number, value in values.items():
-        old = steps[number]
+    for i, value in zip(chosen, values, strict=True):
+        old = steps[i]
         key = (id(old), id(value))
         found = known.get(key)
         if found is None:
             found = known[key] = (old, edit(old, value))
-        steps[number] = found[1]
+        steps[i] = found[1]
 
 
 class Replay:
@@ -100,24 +116,23 @@ class Replay:
             for start, end, i in core.table_loads
         }
         self.places: dict[tuple[int, str], int] = {}
-        self.columns = ReplayColumns([], [], [])
+        by_number = self.columns = ReplayColumns([], [], [])
         for core in self.cores:
             self._add_links(core)
-        self.columns.steps[:] = self._steps()
+        by_number.steps[:] = self._steps()
+        self.columns = by_number.ordered(self.order)
 
     @cached_property
     def at(self) -> list[int]:
         """When each operation was begun, by number: its index in the order of all."""
-        found = np.zeros(len(self.operations), np.int64)
-        found[self.order] = np.arange(len(self.order))
-        return found.tolist()
+        return np.argsort(self.order).tolist()
 
     def number(self, op: Operation) -> int:
         return self.first[op.core] + op.index
 
     def payload(self, number: int) -> Payload:
         """Return the work of a transfer on the DMA engines."""
-        return self.columns.steps[number].extra
+        return self.columns.steps[self.at[number]].extra
 
     # ---- from the timeline -----------------------------------------------------------------------
 
@@ -131,7 +146,7 @@ class Replay:
         moments = moments_of(kinds, producers, users, why)
         links = (kinds[producers] == DMA_KIND) | (moments == SEEN)
         across = ~links & (kinds[producers] != kinds[users])  # otherwise the order of the engine implies it
-        numbers = 4 * (core.columns.first + producers.astype(np.int64)) + moments
+        numbers = 4 * np.array(self.at)[core.columns.first + producers.astype(np.int64)] + moments
         for column, chosen in ((self.columns.links, links), (self.columns.across, across)):
             order = np.argsort(users[chosen], kind="stable")
             found = numbers[chosen][order].tolist()
@@ -213,7 +228,7 @@ class Replay:
         if on_tile and on_tile.keys() != {tile}:
             before = [4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile)]
             self.columns.links[number] = [*self.columns.links[number], *before]
-        on_tile[tile] = number
+        on_tile[tile] = self.at[number]
         step = known.get((op.core, id(work)))
         if step is None:
             place = self._place(op.core, "tensor" if tile is WHOLE_ARRAY else f"tensor {tile}")
@@ -232,14 +247,14 @@ class Replay:
         if core.ready[i] < begun and (op.core, op.kind, begun) not in free:  # not its data, not its engine
             others = (free.get((op.core, rival, begun)) for rival in RIVALS[op.kind])
             found = tuple(4 * other + FREE for other in others if other is not None)
-        free[op.core, op.kind, core.free[i]] = number
+        free[op.core, op.kind, core.free[i]] = self.at[number]
         return found
 
     # ---- the replay ------------------------------------------------------------------------------
 
     def run(self, change: Change | None = None) -> float:
         """Return ns until the last result, with the change."""
-        steps, links_of, across_of = self.columns if change is None else self.columns.changed(change)
+        columns = self.columns if change is None else self.columns.changed(change, self.order, self.at)
         moments = [0.0] * (4 * len(self.operations))
         idle = [0.0] * len(self.places)
         engines = [DmaEngines(self.machine) for _ in self.cores]
@@ -249,18 +264,20 @@ class Replay:
         to_engine, to_dma = self.machine.semaphore_ns, self.machine.compute_to_dma_ns
         gap = self.machine.same_engine_gap_ns
         arrived: dict[tuple, tuple[int, int, float]] = {}  # first of two cores at a barrier
+        moment = -4
         # One loop without calls: it passes over every operation for every what-if.
-        for number in self.order:
-            place, way, before, held, result, extra = steps[number]
-            moment = 4 * number
+        for (place, way, before, held, result, extra), links, across in zip(*columns, strict=True):
+            moment += 4
             begin = idle[place] if way < TENSOR else 0.0
-            for other in links_of[number]:
+            for other in links:
                 if moments[other] > begin:
                     begin = moments[other]
-            for other in across_of[number]:
-                ready = moments[other] + (to_dma if way == DMA else to_engine)
-                if ready > begin:
-                    begin = ready
+            if across:
+                latency = to_dma if way == DMA else to_engine
+                for other in across:
+                    ready = moments[other] + latency
+                    if ready > begin:
+                        begin = ready
             if way == DMA:
                 moments[moment] = begin
                 idle[place] = begin + held

@@ -205,13 +205,15 @@ class Timeline:
 
     def _stays(self, buffer: MemoryRegion, core: int) -> list[list[Any]]:
         """Return [start, end, tile] of each stay, in program order."""
-        c, accesses = self.cores[core], self.plans[core].accesses
+        c, plan = self.cores[core], self.plans[core]
         found: list[list[Any]] = []
         present: dict[int, list[Any]] = {}
         for op in c.operations:
-            access = accesses[op.position]
-            uses = [(v.storage, c.free) for v in access.reads] + [(v.storage, c.end) for v in access.writes]
-            for tile, until in uses if op.tile is None else [(op.tile, c.end)]:
+            uses = [(op.tile, c.end)]
+            if op.tile is None:
+                reads, writes = plan.accesses(op.position)
+                uses = [(v.storage, c.free) for v in reads] + [(v.storage, c.end) for v in writes]
+            for tile, until in uses:
                 if tile.buffer is buffer:
                     stay = present.get(id(tile))
                     if stay is None or op.kind == "reload":

@@ -29,13 +29,13 @@ class TileUsers:
     """The operations that write and read each storage that some operations read."""
 
     def __init__(self, plan: OperationPlan, by: Iterable[Operation]):
-        read = {view.storage for op in by for view in plan.accesses[op.position].reads}
+        read = {view.storage for op in by for view in plan.accesses(op.position).reads}
         self.writers: dict[int, list[Operation]] = defaultdict(list)
         self.readers: dict[int, list[Operation]] = defaultdict(list)
         for op in plan.operations if read else ():
             if op.instruction is None:
                 continue
-            reads, writes = plan.accesses[op.position]
+            reads, writes = plan.accesses(op.position)
             for view in writes:
                 if view.storage in read:
                     self.writers[id(view.storage)].append(op)

@@ -16,7 +16,7 @@ from .study import Advice, Study
 
 def sbuf_peak(plan: OperationPlan, halved: Set[Storage] = frozenset()) -> Peak:
     """Return the peak of automatic tiles in program order; those of `halved` take half their size."""
-    tiles = TileUses(plan.accesses, plan.machine).sbuf
+    tiles = TileUses([*map(plan.accesses, range(len(plan.instructions)))], plan.machine).sbuf
     lives = {storage: tile.life for storage, tile in tiles.items()}
     return peak(lives, lambda storage: tiles[storage].size // (2 if storage in halved else 1))
 

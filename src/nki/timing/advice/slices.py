@@ -35,8 +35,9 @@ def shared_tensor(study: Study) -> Iterator[Advice]:
 
 def _shared(plan: OperationPlan) -> Iterator[Storage]:
     """Yield the tensors on chip that an instruction shares with such others, for each that waits for some."""
-    touched = [{v.storage for v in (*reads, *writes) if v.storage.on_chip} for reads, writes in plan.accesses]
-    position = [op.position for op in plan.operations]
+    position = plan.table.positions
+    positions = range(len(plan.instructions))
+    touched = [{v.storage for views in plan.accesses(at) for v in views if v.on_chip} for at in positions]
     for index, others in plan.apart.items():
         if position[index] >= 0:
             mine = touched[position[index]]

@@ -194,8 +194,9 @@ class Study:
 
     def gain_of_new_schedule(self, change: Change) -> Gain:
         """Return the gain when everything may take another order, if another simulation is affordable."""
-        if not self.may_simulate():
-            return self.gain(change)
+        return self._gain_of_new_schedule(change) if self.may_simulate() else self.gain(change)
+
+    def _gain_of_new_schedule(self, change: Change) -> Gain:
         us = max(0.0, self.timeline.work_ns - self.what_if.new_order_ns(change)) / 1e3
         return Gain(us, us, self.total_us)
 
@@ -231,7 +232,7 @@ class Study:
         for plan in self.timeline.plans:
             seen = set()
             for op in plan.operations:
-                if op.instruction is not None and (reads := plan.accesses[op.position].reads):
+                if op.instruction is not None and (reads := plan.accesses(op.position).reads):
                     key = (plan.signatures[op.position], *((id(v.storage), v.offset) for v in reads))
                     if key in seen:
                         return True
@@ -250,8 +251,8 @@ class Study:
         be faster, so the gain is reported for the kernel in which they are.
         """
         gain = self.gain(change)
-        if gain.worth:  # with transfers gone or shorter, another order is better
-            gain = max(gain, self.gain_of_new_schedule(change))
+        if gain.worth and self.may_simulate():  # with transfers gone or shorter, another order is better
+            gain = max(gain, self._gain_of_new_schedule(change))
         if not (self.is_busy("dma") and self.is_busy("tensor") and self.float32_matmuls):
             return gain
         beyond = self.with_faster_matmuls_ns - self.what_if.same_order_ns(self.faster_matmuls | change)
@@ -293,5 +294,5 @@ class Study:
     def _writes_sbuf(self, op: Operation) -> bool:
         if op.instruction is None:
             return True
-        writes = self.timeline.plans[op.core].accesses[op.position].writes
+        writes = self.timeline.plans[op.core].accesses(op.position).writes
         return any(view.buffer is SBUF for view in writes)

@@ -71,7 +71,7 @@ def loads(study: Study) -> list[TensorLoads]:
         first = study.replay.first[plan.core]
         moves = [op for op in plan.operations if op.kind == "dma"]
         for op in sorted(moves, key=attrgetter("position")):
-            reads, writes = plan.accesses[op.position]
+            reads, writes = plan.accesses(op.position)
             for view in writes:
                 if not view.storage.on_chip:
                     history.versions[id(view.storage)] += 1
