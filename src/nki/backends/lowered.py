@@ -6,11 +6,12 @@ derived once for a Program, holds no values, and is shared by all executions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from math import prod
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..ir.caches import cached_property, per_program
 from ..ir.instruction import Instruction, State
@@ -70,6 +71,7 @@ class Signature:
         "written",
         "hbm_reads",
         "hbm_writes",
+        "places",
     )
 
     def __init__(self, instruction: Instruction, machine: Machine):
@@ -95,6 +97,18 @@ class Signature:
         self.hbm_writes = tuple(
             (names[i], i in instruction.read_at) for i in written if not operands[i].storage.on_chip
         )
+        # of an instruction: the storage and the offset of each view, one after the other
+        fixed = [part for name in access.views for part in (f"{name}.storage", f"{name}.offset")]
+        self.places: Callable[[Any], Sequence[Any]] = (
+            attrgetter(*fixed) if access.fixed and fixed else _touched_places
+        )
+
+
+def _touched_places(instruction: Instruction) -> list[Any]:
+    """Return the places of the operands, and of what the addresses of indirect ones are computed from."""
+    views = instruction.views()
+    views += [v.indirection.base for v in views if v.indirection is not None and v.indirection.base]
+    return [part for view in views for part in (view.storage, view.offset)]
 
 
 def _flops(product: Instruction) -> int:
@@ -103,7 +117,7 @@ def _flops(product: Instruction) -> int:
 
 
 _ACCESS = attrgetter("access")
-_DERIVED = ("states", "outliving", "shared", "cores")  # from the items, when they are asked for
+_DERIVED = ("kinds", "counts", "states", "outliving", "shared", "cores")  # from the items, when asked for
 
 
 class Lowered:
@@ -144,13 +158,19 @@ class Lowered:
                 self.signature(item)  # type: ignore[arg-type]  # there is no loop
         return [*map(self._signatures.__getitem__, keys)]
 
+    @cached_property
+    def kinds(self) -> tuple[list[Signature | None], ...]:
+        """The signatures of the items of each core; None for a loop."""
+        return tuple(map(self.signatures, self.items))
+
+    @cached_property
+    def counts(self) -> tuple[Counter[Signature | None], ...]:
+        """How often each of them occurs."""
+        return tuple(map(Counter, self.kinds))
+
     def is_fence(self, item: Item) -> bool:
         """True if the reference backend runs the item, and nothing is moved across it."""
         return isinstance(item, Loop) or self.signature(item).fence
-
-    def straight(self, core: int) -> list[Instruction]:
-        """Return the instructions of a core that are in no dynamic loop."""
-        return [item for item in self.items[core] if not isinstance(item, Loop)]
 
     def walk(self, core: int) -> Iterator[Instruction]:
         """Iterate over the instructions of a core, each loop's body once."""

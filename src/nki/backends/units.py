@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from ..ir.instruction import Instruction
 from ..ir.semantics import Fill, MatrixProduct, Move, Sum
 from ..ir.storage import Storage
+from .columns import Numbers, columns_of
 from .lowered import Lowered, Signature, lanes_of, register_use
 
 CANDIDATES = 3  # numbers of units that are tried
 MIN_UNITS = 4  # so that threads can share them
 MAX_FLOPS_PER_ELEMENT = 1 << 10  # products of more work are merged over units, which is faster than repeating
 FUSED = (MatrixProduct, Move, Fill, Sum)  # meanings of instructions that become part of products
-
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Unit(NamedTuple):
@@ -57,13 +55,12 @@ def find_units(
 
     `written` is the HBM that is written; in `write_once` every element is written once, and never read.
     """
-    kinds = lowered.signatures(lowered.items[core])
-    known = Counter(kinds)
-    if any(kind is None or kind.fence or kind.lazy for kind in known):
+    counts = cast("Counter[Signature]", lowered.counts[core])
+    if any(kind is None or kind.fence or kind.lazy for kind in counts) or not _pays(counts):
         return None
-    if any(s.address is not None for s in lowered.storages) or not _pays(cast("Counter[Signature]", known)):
+    if any(s.address is not None for s in lowered.storages):
         return None
-    accesses = _Accesses(lowered, core, cast("list[Signature]", kinds))  # there is no loop
+    accesses = _Accesses(lowered, core)
     in_order = {s for s in written if s not in write_once}
     for count in accesses.candidates():
         found = _Candidate(accesses, count).units(in_order)
@@ -82,22 +79,18 @@ def _pays(kinds: Counter[Signature]) -> bool:
 class _Accesses:
     """The views of a core's instructions, one after the other, as arrays of numbers."""
 
-    def __init__(self, lowered: Lowered, core: int, kinds: Sequence[Signature]):
-        self.lowered, self.kinds = lowered, kinds
-        self.items = cast("Sequence[Instruction]", lowered.items[core])
-        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-        getters = {kind: _getter(kind.access.views) for kind in numbers}
-        views = [v for item, kind in zip(self.items, kinds, strict=True) for v in getters[kind](item)]
-        number = lowered.storage_numbers
-        self.signature = np.array([numbers[kind] for kind in kinds])
-        self.storage = np.array([number[view.storage] for view in views])
-        self.offset = np.array([view.offset for view in views])
-        counts = np.array([len(kind.access.views) for kind in numbers])
+    def __init__(self, lowered: Lowered, core: int):
+        self.lowered = lowered
+        self.items = cast("Sequence[Instruction]", lowered.items[core])  # there is no loop
+        self.kinds = cast("Sequence[Signature]", lowered.kinds[core])
+        columns = columns_of(lowered, core)
+        self.signature, self.storage, self.offset = columns.signature, columns.storage, columns.offset
+        counts = np.array([len(kind.access.views) for kind in columns.kinds])
         each, before = counts[self.signature], (np.cumsum(counts) - counts)[self.signature]
-        self.item = np.repeat(np.arange(len(kinds)), each)
+        self.item = np.repeat(np.arange(len(self.kinds)), each)
         # the number of an operand of a signature
-        self.operand = np.arange(len(views)) - np.repeat(np.cumsum(each) - each - before, each)
-        self.writes = np.array([flag for kind in numbers for flag in kind.written])[self.operand]
+        self.operand = np.arange(len(self.storage)) - np.repeat(np.cumsum(each) - each - before, each)
+        self.writes = np.array([flag for kind in columns.kinds for flag in kind.written])[self.operand]
         self.on_chip = np.array([s.on_chip for s in lowered.storages])
         self.alike = self._alike()
 
@@ -240,13 +233,6 @@ class _Candidate:
                     return None
                 last[which] = unit
         return last
-
-
-def _getter(names: tuple[str, ...]) -> Any:
-    """Return a function that gives the views of an instruction."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda item: [getattr(item, name) for name in names]
 
 
 def _mixed(numbers: Numbers) -> np.ndarray:

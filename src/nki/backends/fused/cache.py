@@ -6,22 +6,20 @@ So a kernel whose Python runs at every call is planned once.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...ir.caches import LRUCache
-from ...ir.instruction import Instruction
 from ...ir.operand_access import OperandAccess
 from ...ir.program import Item, Loop
-from ...ir.view import View
+from ..columns import columns_of
 from ..lowered import Lowered
 from .steps import CorePlan, FusedPlan, GemmStep, PackStep
 
 PLANS = 256
 BYTES = 64 << 20  # of all plans
 OPERAND_BYTES = 300  # of a plan: about as many for each operand
-LOOP, END = -1, -2  # in the elements of an instruction's signature
+BEGIN, END = -1, -2  # of a loop
 
 Key = tuple[Any, ...]
 
@@ -65,62 +63,33 @@ class Content:
     """
 
     def __init__(self, lowered: Lowered):
-        from hashlib import sha256  # few programs are planned
+        from hashlib import blake2b  # few programs are planned
 
         self.accesses: list[OperandAccess] = []
-        self._storages = lowered.storage_numbers
-        self._views: dict[
-            int, Any
-        ] = {}  # by the identity of an access: what gets the views of an instruction
         kinds, known = lowered.storage_kinds
-        self._numbers = kinds.copy()
-        for items in lowered.items:
-            self._numbers.append(END)
-            self._items(items)
-        digest = sha256(array("q", self._numbers).tobytes()).digest()
-        self.key: Key = (lowered.machine, known, digest)
-
-    def _items(self, items: Sequence[Item]) -> None:
-        known, number, numbers = self._views, self._storages, self._numbers
-        for item in items:
-            if isinstance(item, Loop):
-                numbers.append(LOOP)
-                self._items(item.body)
-                numbers.append(END)
-                continue
-            signature = id(item.access)
-            views = known.get(signature)
-            if views is None:
-                views = known[signature] = self._getter(item)
-            parts = views(item)
-            if len(parts) == 3:  # most have two or three
-                a, b, c = parts
-                numbers += (
-                    signature,
-                    number[a.storage],
-                    a.offset,
-                    number[b.storage],
-                    b.offset,
-                    number[c.storage],
-                    c.offset,
-                )
-            else:
-                numbers.append(signature)
-                for view in parts:
-                    numbers += number[view.storage], view.offset
-
-    def _getter(self, instruction: Instruction) -> Any:
-        access = instruction.access
-        self.accesses.append(access)
-        if access.fixed and len(access.views) > 1:
-            return attrgetter(*access.views)
-        return _touched_views
+        digest = blake2b(array("q", kinds).tobytes(), digest_size=32)
+        for core, items in enumerate(lowered.items):
+            columns = columns_of(lowered, core)
+            accesses = [kind.access for kind in columns.kinds]
+            self.accesses += accesses
+            loops = [*_loops(items)] if None in lowered.counts[core] else []
+            sizes = len(accesses), len(columns.signature), len(columns.storage), len(loops)
+            digest.update(array("q", [*sizes, *loops, *map(id, accesses)]).tobytes())
+            for numbers in (columns.signature, columns.storage, columns.offset):
+                digest.update(numbers.tobytes())
+        self.key: Key = (lowered.machine, known, digest.digest())
 
 
-def _touched_views(instruction: Instruction) -> list[View]:
-    """Return the operands, and what the addresses of indirect ones are computed from."""
-    views = instruction.views()
-    return views + [v.indirection.base for v in views if v.indirection is not None and v.indirection.base]
+def _loops(items: Sequence[Item]) -> Iterator[int]:
+    """Iterate over where loops begin and end, and the numbers of instructions between."""
+    count = 0
+    for item in items:
+        if isinstance(item, Loop):
+            yield from (count, BEGIN, *_loops(item.body), END)
+            count = 0
+        else:
+            count += 1
+    yield count
 
 
 plans = PlanCache()

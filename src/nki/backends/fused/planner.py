@@ -6,19 +6,16 @@ cached with the Program, and by its content.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import chain
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...ir.caches import per_program
 from ...ir.effects import effects
-from ...ir.instruction import Instruction, State
-from ...ir.program import Loop
+from ...ir.instruction import State
 from ...ir.storage import Storage
-from ..lowered import UNPLANNED, Lowered, Signature
+from ..lowered import UNPLANNED, Lowered
 from ..units import Units, find_units
 from . import cache
 from .chains import allocate_values, memories_of
@@ -73,14 +70,11 @@ def _assess(lowered: Lowered, forced: bool) -> tuple[int, str]:
     """Return the work of a program's matmuls, and why it has no plan, if that is decided without planning."""
     flops, count = 0, 0
     states: set[State] = set()
-    for core in range(len(lowered.items)):
-        straight = lowered.straight(core)
-        first = {id(instruction.access): instruction for instruction in straight}
-        for access, often in Counter(map(id, map(attrgetter("access"), straight))).items():
-            signature = lowered.signature(first[access])
-            states.update(signature.states)
-            flops += signature.flops * often
-        count += len(straight)
+    for kind, often in chain.from_iterable(counts.items() for counts in lowered.counts):
+        if kind is not None:
+            states.update(kind.states)
+            flops += kind.flops * often
+            count += often
     for state in UNPLANNED:
         if state in states:
             return flops, f"it touches {state.value}"
@@ -89,22 +83,19 @@ def _assess(lowered: Lowered, forced: bool) -> tuple[int, str]:
     apart = 0 if forced else _apart(lowered)
     if flops - apart < MIN_FUSED_SHARE * flops:
         return flops, f"{apart / flops:.0%} of its matmuls' work is on tiles that are addressed at run time"
-    loops = any(isinstance(item, Loop) for items in lowered.items for item in items)
-    if loops and not lowered.states.isdisjoint(UNPLANNED):
+    if any(None in counts for counts in lowered.counts) and not lowered.states.isdisjoint(UNPLANNED):
         return flops, "a dynamic loop touches what only the numpy executor knows"
     return flops, ""
 
 
 def _apart(lowered: Lowered) -> int:
     """Return the work of matmuls on tiles that fences touch: they become no large products."""
-    known: list[tuple[Signature, Instruction]] = []
-    for core in range(len(lowered.items)):
-        straight = lowered.straight(core)
-        known += zip(lowered.signatures(straight), straight, strict=True)  # type: ignore[arg-type]
-    untracked = {storage for signature, i in known if signature.fence for storage in touched(i)}
-    if not untracked:
+    if not any(kind is not None and kind.fence for counts in lowered.counts for kind in counts):
         return 0
-    return sum([s.flops for s, i in known if s.flops and not untracked.isdisjoint(touched(i))])
+    cores = (zip(*core, strict=True) for core in zip(lowered.kinds, lowered.items, strict=True))
+    known: list[Any] = [(kind, item) for kind, item in chain.from_iterable(cores) if kind is not None]
+    untracked = {storage for kind, item in known if kind.fence for storage in touched(item)}
+    return sum([kind.flops for kind, i in known if kind.flops and not untracked.isdisjoint(touched(i))])
 
 
 def share_nothing(lowered: Lowered, storages: Storages) -> bool:
@@ -148,9 +139,9 @@ def make_plan(lowered: Lowered) -> FusedPlan | NoPlan:
 
 def _core(lowered: Lowered, core: int, storages: Storages) -> CorePlan:
     units = find_units(lowered, core, storages.written, storages.write_once)
-    tracker = Tracker(storages, lowered)
+    tracker = Tracker(storages)
     if units is None:
-        tracker.track(lowered.items[core])
+        tracker.track(lowered.items[core], lowered.kinds[core])
         nodes = fuse(tracker.nodes, tracker.fused)
         steps = schedule(nodes, storages)
         plan = _part(StepEmitter(lowered, core), steps, allocate_values(steps), tracker.fused)
@@ -174,8 +165,8 @@ def _with_units(lowered: Lowered, core: int, storages: Storages, tracker: Tracke
     """Return the plan of what is common, and of the first one of equal units."""
     parts = [units.common, *(unit.items for unit in units.units)]
     part_of = {number: part for part, numbers in enumerate(parts) for number in numbers}
-    items = lowered.items[core]
-    tracker.track([items[number] for number in sorted(part_of)])
+    items, kinds, order = lowered.items[core], lowered.kinds[core], sorted(part_of)
+    tracker.track([items[number] for number in order], [kinds[number] for number in order])
     tile_of = {tile: part for part, unit in enumerate(units.units, 1) for tile in unit.tiles}
     by_item = {id(items[number]): part for number, part in part_of.items()}
     nodes: list[list[Node]] = [[] for _ in parts]

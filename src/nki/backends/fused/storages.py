@@ -31,13 +31,16 @@ class Storages:
         self.written: set[Storage] = set()  # in HBM, by any core
         self.read: set[Storage] = set()
         self.stores: dict[Storage, list[View]] = {}
-        for items in lowered.items:
-            for item, kind in zip(items, lowered.signatures(items), strict=True):
+        for items, kinds in zip(lowered.items, lowered.kinds, strict=True):
+            for item, kind in zip(items, kinds, strict=True):
                 if kind is None or kind.fence or kind.lazy:
                     for instruction in walk([item]):
                         self._keep_in_place(instruction)
-                elif kind.hbm_reads or kind.hbm_writes:
+                elif kind.hbm_writes:
                     self._note(item, kind)
+                else:
+                    for name in kind.hbm_reads:  # most copies are loads
+                        self.read.add(getattr(item, name).storage)
         self.write_once: set[Storage] = set()  # each element at most once, and never read
         self.complete: set[Storage] = set()  # of these, written as a whole
         for storage, views in self.stores.items():

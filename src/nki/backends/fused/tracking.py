@@ -15,7 +15,7 @@ from ...ir.semantics import Fill, MatrixProduct, Move, Sum
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.dtypes import float32
-from ..lowered import Lowered, Signature
+from ..lowered import Signature
 from .storages import Storages
 from .tiles import CoreTiles, Untrackable, box_of
 from .values import Elements, SSAValue, as_dtype, joined, permuted, split_view, storage_elements
@@ -74,17 +74,17 @@ def node_inputs(node: Node) -> list[Elements]:
 class Tracker:
     """Makes the nodes of one core."""
 
-    def __init__(self, storages: Storages, lowered: Lowered):
+    def __init__(self, storages: Storages):
         self.storages = storages
-        self.lowered = lowered
         self.nodes: list[Node] = []
         self.tiles = CoreTiles()
         self.sources: dict[tuple[Storage, int, int], Elements] = {}  # by storage, offset and signature
         self.fused: dict[str, int] = {"copies": 0, "matmuls": 0}
 
-    def track(self, items: Sequence[Item]) -> None:
+    def track(self, items: Sequence[Item], kinds: Sequence[Signature | None]) -> None:
+        """Make the nodes of items, whose signatures are `kinds`."""
         position = 0
-        for item, kind in zip(items, self.lowered.signatures(items), strict=True):
+        for item, kind in zip(items, kinds, strict=True):
             if kind is None or kind.fence:
                 self.nodes.append(Node("fence", item, position))
                 position += _length(item)

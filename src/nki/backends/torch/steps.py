@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...ir.caches import per_program
-from ...ir.program import Item, Loop
+from ...ir.program import Loop
 from ...ir.storage import Storage
 from ..fused.fusion import fuse
 from ..fused.planner import share_nothing
@@ -79,14 +79,14 @@ def _planned(lowered: Lowered) -> DevicePlan:
     storages = Storages(lowered)
     if len(lowered.items) > 1 and (lowered.diagnostics or not share_nothing(lowered, storages)):
         raise Refused("its two cores depend on each other")
-    return _steps(lowered, storages, [_nodes(lowered, storages, items) for items in lowered.items])
+    return _steps(lowered, storages, [_nodes(lowered, storages, core) for core in range(len(lowered.items))])
 
 
-def _nodes(lowered: Lowered, storages: Storages, items: Sequence[Item]) -> list[Node]:
+def _nodes(lowered: Lowered, storages: Storages, core: int) -> list[Node]:
     """Return the nodes of a core."""
-    tracker = Tracker(storages, lowered)
+    tracker = Tracker(storages)
     try:
-        tracker.track(items)
+        tracker.track(lowered.items[core], lowered.kinds[core])
     except Untrackable as problem:
         raise Refused(f"a tile is not tracked value by value: {problem.why}") from None
     return fuse(tracker.nodes, tracker.fused)
