@@ -24,7 +24,7 @@ from ..machine.dtypes import DType, bits
 from ..machine.machine import Machine
 from . import rules
 from .costs import VectorInstruction
-from .numerics import Array, flat, shaped
+from .numerics import Array, all_hold, flat, shaped
 from .tensor import TiledMatmul
 
 PACKED = ("float8_e5m2_x4", "float8_e4m3fn_x4", "float4_e2m1fn_x4")
@@ -37,6 +37,7 @@ BIAS, LARGEST_CODE = 127, 254  # code 255 is NaN
 
 _FACTORS = np.ldexp(1.0, np.arange(256) - BIAS)
 _FACTORS[255] = np.nan
+_FLOAT32_FACTORS = _FACTORS.astype(np.float32)
 _MAY_OVERFLOW = 240  # from this code on, an element times its scale may leave float32
 
 
@@ -144,8 +145,9 @@ class QuantizeMx(VectorInstruction):
     def compute(self, dst: np.ndarray, src: np.ndarray, dst_scale: np.ndarray) -> None:
         values = flat(dtypes.f32(src, self.src.dtype))
         values = values.reshape(-1, GROUP, self.packed, LANES)
-        codes = self.scale_codes(np.abs(values).max(axis=(1, 3)))
-        lanes = self.limited(np.ldexp(values, (BIAS - codes)[:, None, :, None]))
+        codes = self.scale_codes(np.maximum.reduce(np.abs(values), axis=(1, 3)))
+        factors = dtypes.entries(_FLOAT32_FACTORS, 2 * BIAS - codes)
+        lanes = self.limited(values * factors[:, None, :, None])
         lanes = lanes.reshape(dst.shape[0], self.packed, LANES)
         dst[...] = shaped(dtypes.pack_x4(lanes, self.dst.dtype), dst)
         rows, columns = scale_rows(src.shape[0]), np.arange(self.packed)
@@ -154,10 +156,8 @@ class QuantizeMx(VectorInstruction):
 
     def scale_codes(self, largest: np.ndarray) -> np.ndarray:
         """Twice the OCP scale: the largest element lands one binade below the end of the range."""
-        _, exponent = np.frexp(largest)
-        exponent = np.where(np.isfinite(largest), exponent - 1, BIAS + 1)
-        codes = np.clip(exponent - (PACKED_FP8[self.dst.dtype] - self.doubling) + BIAS, 0, LARGEST_CODE)
-        return np.where(largest == 0, 0, codes)
+        exponents = (bits(largest) >> np.uint32(23)).astype(np.int32)  # as codes; that of no number is 255
+        return np.clip(exponents - (PACKED_FP8[self.dst.dtype] - self.doubling), 0, LARGEST_CODE)
 
     def limited(self, lanes: np.ndarray) -> np.ndarray:
         """Nothing lies beyond the range."""
@@ -302,9 +302,9 @@ def dequantize(packed: np.ndarray, dtype: DType, scale: np.ndarray) -> np.ndarra
     """The values of [K, N] packed elements as [4K, N]: the lanes are rows of the contraction."""
     packed = flat(packed)
     k, n = packed.shape
-    codes = bits(flat(scale))[scale_rows(k), :n]
-    values = dtypes.unpack_x4(packed, dtype)
-    if (codes >= _MAY_OVERFLOW).any():  # the other operand's scale may bring the product back
-        values = values.astype(np.float64)
-    values *= np.repeat(_FACTORS.astype(values.dtype)[codes], GROUP, axis=0)[:, :, None]
+    codes = bits(flat(scale))[:, :n][scale_rows(k)]
+    values, factors = dtypes.unpack_x4(packed, dtype), _FLOAT32_FACTORS
+    if not all_hold(codes < _MAY_OVERFLOW):  # the other operand's scale may bring the product back
+        values, factors = values.astype(np.float64), _FACTORS
+    values *= np.repeat(dtypes.entries(factors, codes), GROUP, axis=0)[:, :, None]
     return values.transpose(0, 2, 1).reshape(LANES * k, n)

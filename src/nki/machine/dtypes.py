@@ -225,7 +225,7 @@ def f32(array: np.ndarray, dtype: DType) -> np.ndarray:
     if array.dtype == FLOAT32:
         return array
     if dtype in _FP8_VALUES:
-        return _entries(_FP8_VALUES[dtype], array.view(np.uint8))
+        return entries(_FP8_VALUES[dtype], array.view(np.uint8))
     if dtype is bfloat16 and _is_scattered(array):
         wide = array.view(np.uint16).astype(np.uint32)
         wide <<= np.uint32(16)
@@ -240,7 +240,7 @@ def _is_scattered(array: object) -> bool:
     return isinstance(array, np.ndarray) and array.size > 64 and array.itemsize not in array.strides
 
 
-def _entries(table: np.ndarray, numbers: Any) -> np.ndarray:
+def entries(table: np.ndarray, numbers: Any) -> np.ndarray:
     """Return table[numbers]; other kinds of arrays have their own method."""
     if isinstance(numbers, (np.ndarray, np.generic)):
         return table.take(numbers)
@@ -267,7 +267,7 @@ def store(dst: np.ndarray, x: np.ndarray, dtype: DType) -> None:
     elif dtype.is_integer:
         _store_integer(dst, x, dtype)
     elif dtype in _FP8_CODES:
-        bits(dst)[...] = _entries(_FP8_CODES[dtype], _round_to_odd(x))
+        bits(dst)[...] = entries(_FP8_CODES[dtype], _round_to_odd(x))
     elif dtype is float16:
         _store_float16(dst, x)
     elif dtype is bool_:
@@ -386,7 +386,7 @@ def scalar(value: int | float | np.generic, dtype: DType) -> Any:
 def unpack_x4(array: np.ndarray, dtype: DType) -> np.ndarray:
     """Return the float32 values of the lanes in a new last axis of 4, lowest bits first."""
     if dtype is float4_e2m1fn_x4:
-        return _FP4_VALUES.take((array[..., None] >> _FP4_SHIFTS) & np.uint16(0xF))
+        return entries(_FP4_VALUES, (array[..., None] >> _FP4_SHIFTS) & np.uint16(0xF))
     return f32(array[..., None].view(np.uint8), dtype.lane)
 
 
@@ -396,4 +396,4 @@ def pack_x4(lanes: np.ndarray, dtype: DType) -> np.ndarray:
         codes = lanes if lanes.itemsize == 1 else lanes.astype(dtype.lane)
         return np.bitwise_or.reduce(codes.view(np.uint8).astype(np.uint16) << _FP4_SHIFTS, axis=-1)
     codes = lanes if lanes.itemsize == 1 else cast(lanes, dtype.lane)
-    return np.ascontiguousarray(codes).view(np.uint32)[..., 0]
+    return codes.copy().view(np.uint32)[..., 0]

@@ -106,7 +106,7 @@ class Lanes(NDArrayOperatorsMixin):
 
     def view(self, dtype: Any) -> Lanes:
         target = np.dtype(dtype)
-        if target.itemsize != self.dtype.itemsize:
+        if target.itemsize != self.itemsize and (self.tensor.stride(-1) != 1 or not self.ndim):
             raise Unsupported("a view of elements of another size")
         held = self.held(target)
         return self.like(self.tensor if self.tensor.dtype == held else self.tensor.view(held), target)
@@ -218,7 +218,7 @@ class Lanes(NDArrayOperatorsMixin):
         if not self.device.reads:
             self.device.doubts.append(mask.tensor.any())
         elif mask.tensor.any():
-            raise Unsupported("it reports something about its values")
+            raise Unsupported("its values are out of the usual range")
 
     def on_host(self) -> np.ndarray:
         """Return a copy as numpy's array, with the leading dimensions."""
@@ -237,7 +237,8 @@ class Lanes(NDArrayOperatorsMixin):
     # ---- as methods of numpy's arrays ------------------------------------------------------------
 
     def clip(self, low: Any, high: Any, out: object = None) -> Lanes:
-        return self.like(self.numbers().clamp(float(low), float(high)), self.dtype)
+        number = int if self.dtype.kind in "iu" else float
+        return self.like(self.numbers().clamp(number(low), number(high)), self.dtype)
 
     def sum(self, axis: object = None, keepdims: bool = False) -> Lanes:
         return np.add.reduce(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload, no-any-return]
