@@ -59,6 +59,7 @@ TRUSTED = {
     ("nki.frameworks.jax", "ctypes.memmove"): POINTER,
     ("nki.frameworks.jax", "ctypes.string_at"): POINTER,
     ("nki.frameworks.torch", "ctypes.cast"): "the address of an object that the caller holds",
+    ("nki.kernel.words", ".from_address"): "the addresses of objects that the caller keeps alive",
     ("nki.reference.__init__", ".read_text"): OURS,
     ("nki.ir.file", "zipfile.ZipFile"): "of a regular file; sizes are checked and nothing is extracted",
     ("nki.ir.instruction_class", "exec"): "constructors made of the names of our own annotations",
