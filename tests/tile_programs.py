@@ -323,3 +323,47 @@ def program_of(seed, rare=0.3, degree=1, platform="trn2"):
     with target(platform), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return kernel.trace(*arrays, seed, rare), arrays
+
+
+@nki.jit
+def kernel_of_units(a, b, seed, rare, count, spoiled):
+    """Equal random programs on rows of their own, one after the other or in turns; one of them may differ."""
+    chance = random.Random(seed)
+    out = nl.ndarray((count * ROWS, COLUMNS), nl.float32, buffer=nl.shared_hbm, name="out")
+    scratch = nl.ndarray((count * 2 * P, F), nl.float32, buffer=nl.shared_hbm, name="scratch")
+    shared = ProgramBuilder(a, b, None, None, seed) if chance.random() < 0.5 else None
+    moved = chance.random() < 0.5  # every one reads rows of b of its own
+    first, step = (0, 1) if nl.num_programs() < 2 else (nl.program_id(0), 2)
+    builders = []
+    for unit in range(first, count, step):
+        rows = slice(unit * ROWS, (unit + 1) * ROWS)
+        place = scratch[2 * P * unit : 2 * P * (unit + 1)]
+        builder = ProgramBuilder(a[rows], b[rows] if moved else b, out[rows], place, seed)
+        if shared is not None:
+            builder.tiles.append(shared.tiles[0])
+        builders.append(builder)
+        if chance.random() < 0.2:
+            nisa.memset(nl.ndarray((P, F), nl.float32), 1.0)  # in no unit
+    names = [
+        chance.choice(SELDOM[:9] if chance.random() < rare else OFTEN) for _ in range(chance.randrange(3, 16))
+    ]
+    steps = [(i, unit) for i in range(len(names)) for unit in range(len(builders))]
+    if chance.random() < 0.5:
+        steps.sort(key=lambda step: step[1])
+    for i, unit in steps:
+        builder = builders[unit]
+        getattr(builder, "clear" if (i, unit) == spoiled else names[i])()
+    for builder in builders:
+        while builder.free:
+            builder.store()
+    return out
+
+
+def program_of_units(seed, rare, count, spoiled=None, degree=1):
+    """A traced program, and arrays to run it on."""
+    chance = np.random.default_rng(seed)
+    arrays = [chance.integers(-2, 3, (count * ROWS, COLUMNS)).astype(np.float32) for _ in range(2)]
+    kernel = kernel_of_units[2] if degree == 2 else kernel_of_units
+    with target("trn2"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kernel.trace(*arrays, seed, rare, count, spoiled), arrays

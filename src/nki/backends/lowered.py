@@ -168,10 +168,6 @@ class Lowered:
         """How often each of them occurs."""
         return tuple(map(Counter, self.kinds))
 
-    def is_fence(self, item: Item) -> bool:
-        """True if the reference backend runs the item, and nothing is moved across it."""
-        return isinstance(item, Loop) or self.signature(item).fence
-
     def walk(self, core: int) -> Iterator[Instruction]:
         """Iterate over the instructions of a core, each loop's body once."""
         return walk(self.items[core])
@@ -179,7 +175,9 @@ class Lowered:
     @cached_property
     def states(self) -> frozenset[State]:
         """All that the program touches beside its storages."""
-        every = (self.signature(i) for core in range(len(self.items)) for i in self.walk(core))
+        every: set[Any] = set()
+        for core, counts in enumerate(self.counts):
+            every.update(self.signatures([*self.walk(core)]) if None in counts else counts)
         return frozenset(state for signature in every for state in signature.states)
 
     @cached_property

@@ -9,7 +9,9 @@ from __future__ import annotations
 from math import prod
 
 from ...machine.dtypes import float32
-from .tracking import Node
+from ..lowered import Lowered
+from ..units import Units
+from .tracking import Node, Tracker
 from .values import Elements, SSAValue, reshape_strides
 
 PURE = ("move", "gather")  # without readers they have no effect
@@ -27,6 +29,26 @@ def fuse(nodes: list[Node], counts: dict[str, int]) -> list[Node]:
             _fuse_store(node, removed, counts)
     _drop_unread(nodes, removed)
     return [node for node in nodes if node not in removed]
+
+
+def track_units(tracker: Tracker, lowered: Lowered, core: int, units: Units) -> list[list[Node]]:
+    """Track what is common, and the first one of equal units; return the nodes of each that are left."""
+    parts = [units.common, *(unit.items for unit in units.units)]
+    part_of = {number: part for part, numbers in enumerate(parts) for number in numbers}
+    items, kinds, order = lowered.items[core], lowered.kinds[core], sorted(part_of)
+    tracker.track([items[number] for number in order], [kinds[number] for number in order])
+    tile_of = {tile: part for part, unit in enumerate(units.units, 1) for tile in unit.tiles}
+    by_item = {id(items[number]): part for number, part in part_of.items()}
+    for node in tracker.nodes:
+        # a gather is part of what uses its tile
+        gathered = node.instruction is None
+        node.unit = (
+            tile_of.get(node.outputs[0][1].view.storage, 0) if gathered else by_item[id(node.instruction)]
+        )
+    nodes: list[list[Node]] = [[] for _ in parts]
+    for node in fuse(tracker.nodes, tracker.fused):
+        nodes[node.unit].append(node)
+    return nodes
 
 
 # ---- sums of products ----------------------------------------------------------------------------

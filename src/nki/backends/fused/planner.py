@@ -20,14 +20,14 @@ from ..units import Units, find_units
 from . import cache
 from .chains import allocate_values, memories_of
 from .emission import StepEmitter
-from .fusion import fuse
+from .fusion import fuse, track_units
 from .hoisting import Hoisting
 from .products import Gemm
 from .stages import schedule, schedule_unit
 from .steps import CorePlan, FusedPlan, InstructionStep, RepeatedUnit, WriteOnceResult
 from .storages import Storages, touched
 from .tiles import Untrackable
-from .tracking import Node, Tracker
+from .tracking import Tracker
 from .values import Elements, SSAValue
 
 MIN_FLOPS = 1 << 28  # of the matmuls of a program that is planned
@@ -163,21 +163,7 @@ def _part(
 
 def _with_units(lowered: Lowered, core: int, storages: Storages, tracker: Tracker, units: Units) -> CorePlan:
     """Return the plan of what is common, and of the first one of equal units."""
-    parts = [units.common, *(unit.items for unit in units.units)]
-    part_of = {number: part for part, numbers in enumerate(parts) for number in numbers}
-    items, kinds, order = lowered.items[core], lowered.kinds[core], sorted(part_of)
-    tracker.track([items[number] for number in order], [kinds[number] for number in order])
-    tile_of = {tile: part for part, unit in enumerate(units.units, 1) for tile in unit.tiles}
-    by_item = {id(items[number]): part for number, part in part_of.items()}
-    nodes: list[list[Node]] = [[] for _ in parts]
-    for node in tracker.nodes:
-        # a gather is part of what uses its tile
-        gathered = node.instruction is None
-        node.unit = (
-            tile_of.get(node.outputs[0][1].view.storage, 0) if gathered else by_item[id(node.instruction)]
-        )
-    for node in fuse(tracker.nodes, tracker.fused):
-        nodes[node.unit].append(node)
+    nodes = track_units(tracker, lowered, core, units)
     hoisting = Hoisting()
     steps = [schedule(nodes[0], storages)]
     for unit, some in zip(units.units, nodes[1:], strict=True):

@@ -10,6 +10,7 @@ from ..fused.emission import output_elements
 from ..fused.tracking import Node
 from ..fused.values import Elements, SSAValue, storage_elements
 from .grids import GridCopy, OperandGrid, OperandLayout, grid_copies, layout_of, worthwhile_parts
+from .repetitions import Repetitions, owner_of
 from .schedule import AccumulatorValue, StepMember
 
 LAUNCHES = 5  # of an instruction, about
@@ -19,9 +20,10 @@ SMALL = 16  # an operand so many times smaller than the largest is gathered with
 class DeviceStep:
     """Equal instructions, or equal products."""
 
-    def __init__(self, items: Sequence[Any], stage: tuple[int, int]):
-        self.items: list[Any] = list(items)
+    def __init__(self, items: Sequence[Any], stage: tuple[int, int], times: int = 1):
+        self.items: list[Any] = list(items)  # of one repetition
         self.stage = stage  # the window, and how many products precede the step there
+        self.times = times  # repetitions that are computed together, at most
         self.count = len(items)
         self.lead: tuple[int, ...] = (self.count,)
 
@@ -37,7 +39,7 @@ class DeviceStep:
         """Return the offset in HBM at which the results of an item begin; 0: they are in the arena."""
         raise NotImplementedError
 
-    def finish(self) -> Iterator[DeviceStep]:
+    def finish(self, repetitions: Repetitions) -> Iterator[DeviceStep]:
         """Find the grids of the operands, once everything has its address; iterate over the final steps."""
         raise NotImplementedError
 
@@ -46,10 +48,8 @@ def owner(elements: object) -> Iterable[Any]:
     """Iterate over what has memory in the arena for these elements: one thing or none."""
     if elements.__class__ is Elements and elements.base.__class__ is SSAValue:
         value = elements.base
-        if value.in_product is not None:
-            yield value.in_product[0]
-        elif value.stored_at is None:
-            yield value
+        if value.in_product is not None or value.stored_at is None:
+            yield owner_of(elements)
 
 
 class Batch(DeviceStep):
@@ -84,24 +84,23 @@ class Batch(DeviceStep):
             return 0 if out.stored_at is None else out.stored_at.offset
         return 0 if out is None else out.offset
 
-    def finish(self) -> Iterator[DeviceStep]:
-        nodes = [m.node for m in self.items]
+    def finish(self, repetitions: Repetitions) -> Iterator[DeviceStep]:
+        nodes, of = [m.node for m in self.items], repetitions.grid
         first: Node = nodes[0]
         self.node = first
         self.reads = [
-            (i, OperandGrid.of([_elements(t.reads[k][1]) for t in nodes]))
-            for k, (i, _) in enumerate(first.reads)
+            (i, of([_elements(t.reads[k][1]) for t in nodes])) for k, (i, _) in enumerate(first.reads)
         ]
         self.outputs = []
         for k, (i, _, old) in enumerate(first.outputs):
-            grid = OperandGrid.of([_written_elements(t.outputs[k][1]) for t in nodes])
-            self.outputs.append(
-                (i, grid, None if old is None else OperandGrid.of([t.outputs[k][2] for t in nodes]))
-            )
-        self.before = self._registers([m.before for m in self.items])
-        self.after = self._registers([m.after for m in self.items])
+            grid = of([_written_elements(t.outputs[k][1]) for t in nodes])
+            self.outputs.append((i, grid, None if old is None else of([t.outputs[k][2] for t in nodes])))
+        self.before = self._registers([m.before for m in self.items], repetitions)
+        self.after = self._registers([m.after for m in self.items], repetitions)
         self.lanes = self.items[0].before
-        self.copies = _copies(nodes) if first.kind == "gather" else []
+        self.copies = _copies(nodes, repetitions) if first.kind == "gather" else []
+        self.count *= repetitions.number
+        self.lead = (self.count,)
         self.items = self.items[:1]  # the others are in the grids
         yield from self._parts()
 
@@ -146,12 +145,10 @@ class Batch(DeviceStep):
         return found
 
     @staticmethod
-    def _registers(found: Sequence[AccumulatorValue | None]) -> OperandGrid | None:
+    def _registers(found: Sequence[AccumulatorValue | None], repetitions: Repetitions) -> OperandGrid | None:
         if found[0] is None:
             return None
-        return OperandGrid(
-            OperandLayout(None, (128,), (1,), float32), [r.at // 4 for r in found if r is not None]
-        )
+        return repetitions.grid_of_owners(OperandLayout(None, (128,), (1,), float32), found)
 
 
 def _elements(source: Any) -> Elements:
@@ -162,7 +159,7 @@ def _written_elements(out: Any) -> Elements:
     return output_elements(out) if out.__class__ is SSAValue else storage_elements(out)
 
 
-def _copies(nodes: Sequence[Node]) -> list[GridCopy]:
+def _copies(nodes: Sequence[Node], repetitions: Repetitions) -> list[GridCopy]:
     """Return the parts of gathers, those of equal layout together; later ones overwrite earlier ones."""
     found: dict[Any, tuple[list[Elements], list[Elements]]] = {}
     for node in nodes:
@@ -176,5 +173,5 @@ def _copies(nodes: Sequence[Node]) -> list[GridCopy]:
             targets, sources = found.setdefault(key, ([], []))
             targets.append(target)
             sources.append(source)
-    pairs = [(OperandGrid.of(targets), OperandGrid.of(sources)) for targets, sources in found.values()]
+    pairs = [map(repetitions.grid, pair) for pair in found.values()]
     return [copy for pair in pairs for copy in grid_copies(*pair)]

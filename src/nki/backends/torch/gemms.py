@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from itertools import groupby
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..fused.products import ALIGNED, NARROW, Factor, Gemm
 from ..fused.values import Elements
 from .batches import DeviceStep, owner
 from .grids import GridCopy, OperandGrid, OperandLayout, grid_copies, layout_of, worthwhile_parts
+from .repetitions import Repetitions
 
 
 class BatchedGemm(DeviceStep):
@@ -30,41 +32,45 @@ class BatchedGemm(DeviceStep):
     def stored_at(self, item: Gemm) -> int:
         return 0 if item.target is None else item.target.offset
 
-    def finish(self) -> Iterator[DeviceStep]:
+    def finish(self, repetitions: Repetitions) -> Iterator[DeviceStep]:
         gemms, first = self.items, self.items[0]
-        if self.count > 1 and first.left.view is not None and first.right.view is not None:
-            grids = [OperandGrid.of([f.view for f in side if f.view]) for side in self._factors()]
-            grids.append(self._results())
-            parts = worthwhile_parts(grids, 1, dims=1)
-            if len(parts) > 1:
-                for part in parts:
-                    yield from BatchedGemm(gemms[part.start : part.stop], self.stage).finish()
-                return
-        self.left, self.right = (BatchedFactor(side) for side in self._factors())
+        self.left = BatchedFactor([g.left for g in gemms], repetitions)
+        self.right = BatchedFactor([g.right for g in gemms], repetitions)
         self.dtype = _common_dtype(self.left, self.right)
         self.rows, self.columns = first.left.columns, first.right.columns
-        self.results = self._results()
+        self.results = self._results(repetitions)
         self.copies = []
         for k, (value, row, column) in enumerate(first.copies):
             height = value.view.shape[0]
             window = slice(row, row + height), slice(column, column + value.size // height)
-            places = [elements for g in gemms if (elements := g.copies[k][0].stored_at) is not None]
-            self.copies.append((window, OperandGrid.of(places)))
-        self.products = sum(g.products for g in gemms)
+            self.copies.append((window, repetitions.grid([g.copies[k][0].stored_at for g in gemms])))
+        self.count *= repetitions.number
         self.items = gemms[:1]
-        yield self
+        yield from self._parts()
 
-    def _factors(self) -> tuple[list[Factor], list[Factor]]:
-        return [g.left for g in self.items], [g.right for g in self.items]
-
-    def _results(self) -> OperandGrid:
+    def _results(self, repetitions: Repetitions) -> OperandGrid:
         """Return where the products go: to HBM, or to their buffers, with all columns of these."""
         first: Gemm = self.items[0]
         if first.result is None:
-            return OperandGrid.of([g.target for g in self.items if g.target is not None])
+            return repetitions.grid([g.target for g in self.items])
         pitch = first.result.pitch
         layout = OperandLayout(None, (first.left.columns, pitch), (pitch, 1), float32)
-        return OperandGrid(layout, [g.result.at // 4 for g in self.items])
+        return repetitions.grid_of_owners(layout, [g.result for g in self.items])
+
+    def _parts(self) -> Iterator[BatchedGemm]:
+        """Iterate over parts of the step in which factors and results are regular, if there are few."""
+        grids = [self.left.view, self.right.view, self.results]
+        parts = [] if None in grids else worthwhile_parts(grids, 1, dims=1)  # type: ignore[arg-type]
+        if len(parts) < 2:
+            yield self
+            return
+        for start, stop in ((part.start, part.stop) for part in parts):
+            found = copy(self)
+            found.count = stop - start
+            found.left, found.right = self.left.part(start, stop), self.right.part(start, stop)
+            found.results = self.results.part(start, stop)
+            found.copies = [(window, grid.part(start, stop)) for window, grid in self.copies]
+            yield found
 
 
 class BatchedFactor:
@@ -74,23 +80,24 @@ class BatchedFactor:
     [count, M, K]. `pitch` is M or more: the columns beyond M are not defined.
     """
 
-    def __init__(self, factors: Sequence[Factor]):
+    def __init__(self, factors: Sequence[Factor], repetitions: Repetitions):
         first = factors[0]
-        self.count, self.rows, self.columns = len(factors), first.rows, first.columns
+        self.members = (len(factors), repetitions.number)
+        self.count = len(factors) * repetitions.number
+        self.rows, self.columns = first.rows, first.columns
         self.view: OperandGrid | None = None
         self.copies: list[GridCopy] = []
         self.longest: BatchedFactor | None = None  # what to pack: this one is its first rows
         self.pitch, self.transposed = self.columns, False
         if first.view is not None:
-            self.view = OperandGrid.of([f.view for f in factors if f.view is not None])
+            self.view = repetitions.grid([f.view for f in factors if f.view is not None])
             return
         self.transposed = _is_mostly_transposed(first)
         if not self.transposed:
             self.pitch = -(-self.columns // ALIGNED) * ALIGNED
         across, down = (first.rows, 1) if self.transposed else (1, self.pitch)  # steps of a column and a row
-        kinds: dict[Any, tuple[list[int], list[Elements]]] = {}
-        for number, factor in enumerate(factors):
-            base = number * first.rows * self.pitch
+        kinds: dict[Any, tuple[list[np.ndarray], list[Elements]]] = {}
+        for factor, base in zip(factors, self._begins(), strict=True):
             for tile, row, elements in factor.packed():
                 key = (tile.rows, tile.columns, layout_of(elements))
                 offsets, places = kinds.setdefault(key, ([], []))
@@ -98,34 +105,47 @@ class BatchedFactor:
                 places.append(elements)
         for (rows, columns, _), (offsets, places) in kinds.items():
             layout = OperandLayout("pack", (rows, columns), (down * first.terms, across), float32)
-            self.copies += grid_copies(OperandGrid(layout, offsets), OperandGrid.of(places))
+            target = OperandGrid(layout, np.concatenate(offsets))
+            self.copies += grid_copies(target, repetitions.grid(places))
+
+    def part(self, start: int, stop: int) -> BatchedFactor:
+        """Return the views of some products."""
+        found = copy(self)
+        assert self.view is not None
+        found.count, found.view = stop - start, self.view.part(start, stop)
+        return found
+
+    def _begins(self) -> np.ndarray:
+        """Return where each packed factor begins: [factors, repetitions]."""
+        return np.arange(self.count).reshape(self.members) * (self.rows * self.pitch)
 
     def is_begin_of(self, other: BatchedFactor) -> bool:
         """Return whether the rows of this packed factor are the first rows of another."""
         if len(self.copies) != 1 or len(other.copies) != 1 or self.transposed or other.transposed:
             return False
-        if (self.count, self.pitch) != (other.count, other.pitch) or other.rows < self.rows:
+        if (self.members, self.pitch) != (other.members, other.pitch) or other.rows < self.rows:
             return False
         (own,), (others,) = self.copies, other.copies
         if own.target.layout != others.target.layout or own.source.layout != others.source.layout:
             return False
         if own.target.count % self.count or others.target.count % self.count:
             return False
-        rows = [c.source.offsets.reshape(self.count, -1) for c in (own, others)]
-        places = [_places(f, c) for f, c in ((self, own), (other, others))]
-        tiles = rows[0].shape[1]
-        return all(np.array_equal(a, b[:, :tiles]) for a, b in (rows, places))
+        sources = [factor._by_tile(factor.copies[0].source) for factor in (self, other)]
+        places = [
+            factor._by_tile(factor.copies[0].target) - factor._begins()[:, None] for factor in (self, other)
+        ]
+        tiles = sources[0].shape[1]
+        return all(np.array_equal(a, b[:, :tiles]) for a, b in (sources, places))
+
+    def _by_tile(self, grid: OperandGrid) -> np.ndarray:
+        """Return the offsets of the tiles as [factors, tiles of each, repetitions]."""
+        factors, repetitions = self.members
+        return grid.offsets.reshape(factors, -1, repetitions)
 
     @property
     def dtypes(self) -> set[DType]:
         """The dtypes of all its tiles."""
         return {grid.layout.dtype for grid in (self.view, *[c.source for c in self.copies]) if grid}
-
-
-def _places(factor: BatchedFactor, copy: GridCopy) -> np.ndarray:
-    """Return where the tiles of each packed factor begin in it."""
-    offsets = copy.target.offsets.reshape(factor.count, -1)
-    return offsets - (np.arange(factor.count) * factor.rows * factor.pitch)[:, None]
 
 
 def share_factors(steps: Sequence[DeviceStep]) -> None:

@@ -46,11 +46,6 @@ class OperandGrid:
         self.steps: dict[tuple[int, ...], tuple[int, ...] | None] = {}
         self._index: dict[Any, Any] = {}
 
-    @staticmethod
-    def of(operands: Sequence[Elements]) -> OperandGrid:
-        """Return the grid of operands of one layout."""
-        return OperandGrid(layout_of(operands[0]), [offset_of(elements) for elements in operands])
-
     def part(self, start: int, stop: int) -> OperandGrid:
         """Return the grid of some members."""
         return OperandGrid(self.layout, self.offsets[start:stop])

@@ -27,6 +27,8 @@ INT64, BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 
 def with_indices(lowered: Lowered) -> Lowered:
     """Return a program whose moves by run-time indices are instructions that read them."""
+    if all(kind is not None and kind.access.fixed for counts in lowered.counts for kind in counts):
+        return lowered
     cores = tuple([tuple([_indexed(lowered, item) for item in items]) for items in lowered.items])
     is_changed = any(isinstance(item, IndexedMove) for items in cores for item in items)
     return lowered.with_items(cores) if is_changed else lowered

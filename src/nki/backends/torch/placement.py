@@ -19,27 +19,30 @@ Rank = tuple[int, int, int]  # the first step that reads a value, the member, an
 
 
 class StepBuffer:
-    """Memory for values of one size that a step reads."""
+    """Memory for values of one size that a step reads, each for several repetitions."""
 
-    __slots__ = ("nbytes", "at", "owners")
+    __slots__ = ("nbytes", "times", "owners")
 
-    def __init__(self) -> None:
+    def __init__(self, times: int):
         self.owners: list[Any] = []
-        self.nbytes, self.at = 0, -1
+        self.nbytes, self.times = 0, times
 
     def add(self, owner: Any) -> None:
         self.owners.append(owner)
-        self.nbytes += owner.nbytes
+        self.nbytes += owner.nbytes * self.times
 
     def finish(self, at: int) -> None:
-        self.at = at
         for owner in self.owners:
             owner.at = at
-            at += owner.nbytes
+            at += owner.nbytes * self.times
 
 
-def place(steps: Sequence[DeviceStep]) -> int:
-    """Order the members of the steps, and set the address of every value; return the bytes of the arena."""
+def place(steps: Sequence[DeviceStep], repeated: int) -> tuple[int, set[Any]]:
+    """Order the members of the steps, and set the address of every value.
+
+    From step `repeated` on they are those of a unit, which may run several times. Returns the bytes of the
+    arena, and what has memory for each repetition.
+    """
     ranks = _ordered(steps)
     writers: dict[tuple, set[int]] = defaultdict(set)  # of what a step reads, by size
     for number, step in enumerate(steps):
@@ -56,13 +59,19 @@ def place(steps: Sequence[DeviceStep]) -> int:
                     key: tuple = (number, k)
                 else:
                     key = reader if reader and len(writers[reader]) > 1 else (number, k, "sorted")
-                buffer_of[output] = buffers.setdefault(key, StepBuffer())
+                buffer_of[output] = buffers.setdefault(key, StepBuffer(step.times))
                 buffer_of[output].add(output)
     unread = (len(steps), 0, 0)
     for key, buffer in buffers.items():
         if len(key) > 2:
             buffer.owners.sort(key=lambda owner: ranks.get(owner, unread))
-    return allocate([_used(step, buffer_of) for step in steps], StepBuffer.finish)
+    used = [_used(step, buffer_of) for step in steps]
+    before = {buffer for some in used[:repeated] for buffer in some}
+    inside = dict.fromkeys(buffer for some in used[repeated:] for buffer in some)
+    if inside:  # what comes before a unit stays until its last repetition
+        used[-1] += [buffer for buffer in inside if buffer in before]
+    arena = allocate(used, StepBuffer.finish)
+    return arena, {owner for buffer in inside if buffer not in before for owner in buffer.owners}
 
 
 def _reader(step: DeviceStep, rank: Rank | None, output: Any) -> tuple:

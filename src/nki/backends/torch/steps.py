@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from itertools import chain, groupby
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...ir.caches import per_program
 from ...ir.program import Loop
 from ...ir.storage import Storage
-from ..fused.fusion import fuse
+from ..fused.fusion import fuse, track_units
 from ..fused.planner import share_nothing
-from ..fused.products import Gemm
+from ..fused.products import Factor, Gemm
 from ..fused.storages import Storages
 from ..fused.tiles import Untrackable
 from ..fused.tracking import Node, Tracker
 from ..fused.values import SSAValue
 from ..lowered import UNPLANNED, Lowered
 from ..reference.collector import no_collections
+from ..units import find_units
 from .batches import Batch, DeviceStep
 from .gemms import BatchedGemm, share_factors
 from .indirect import with_indices
 from .placement import place
+from .repetitions import ONCE, Repetitions
 from .schedule import LevelScheduler, Refused, groups
 
 if TYPE_CHECKING:
@@ -69,56 +74,143 @@ def device_plan_of(lowered: Lowered) -> DevicePlan | Refused:
 
 def _planned(lowered: Lowered) -> DevicePlan:
     lowered = with_indices(lowered)
-    for items in lowered.items:
-        for item in items:
-            if lowered.is_fence(item):
-                what = "a dynamic loop" if isinstance(item, Loop) else item.public
-                raise Refused(f"{what} depends on values at run time")
+    for items, kinds, counts in zip(lowered.items, lowered.kinds, lowered.counts, strict=True):
+        if any(kind is None or kind.fence for kind in counts):
+            item = next(item for item, kind in zip(items, kinds, strict=True) if kind is None or kind.fence)
+            what = "a dynamic loop" if isinstance(item, Loop) else item.public
+            raise Refused(f"{what} depends on values at run time")
     if not lowered.states.isdisjoint(UNPLANNED):
         raise Refused("it prints, generates random numbers or communicates with other ranks")
     storages = Storages(lowered)
     if len(lowered.items) > 1 and (lowered.diagnostics or not share_nothing(lowered, storages)):
         raise Refused("its two cores depend on each other")
-    return _steps(lowered, storages, [_nodes(lowered, storages, core) for core in range(len(lowered.items))])
+    return plan_units(lowered, storages) or plan_whole(lowered, storages)
 
 
-def _nodes(lowered: Lowered, storages: Storages, core: int) -> list[Node]:
-    """Return the nodes of a core."""
-    tracker = Tracker(storages)
+def plan_whole(lowered: Lowered, storages: Storages) -> DevicePlan:
+    """Return the plan of all instructions of a program."""
+    windows = _Windows(storages)
+    for core, items in enumerate(lowered.items):
+        tracker = Tracker(storages)
+        with _refusing():
+            tracker.track(items, lowered.kinds[core])
+        windows.add(fuse(tracker.nodes, tracker.fused), core)
+    windows.close()
+    return _plan(lowered, windows, len(windows.steps), ONCE)
+
+
+def plan_units(lowered: Lowered, storages: Storages) -> DevicePlan | None:
+    """Return the plan of a program of equal units, tracked and scheduled once; None: it has none.
+
+    Products of several units that share a factor are better merged, which needs all of their nodes.
+    """
+    is_one = len(lowered.items) == 1
+    whole = lowered if is_one else lowered.with_items((tuple(chain.from_iterable(lowered.items)),))
+    units = find_units(whole, 0, storages.written, storages.write_once)
+    repetitions = None if units is None else Repetitions.of(units.units)
+    if units is None or repetitions is None:
+        return None
+    with _refusing():
+        common, *parts = track_units(Tracker(storages), whole, 0, units)
+    inside = [node for nodes in parts for node in nodes]
+    windows = _Windows(storages)
+    for core, nodes in _by_core(lowered, common):
+        windows.add(nodes, core)
+    windows.close()
+    first = len(windows.steps)
+    windows.times = _times(inside, repetitions.number)
+    windows.add(inside, 0)
+    windows.close()
+    if any(_is_shared(factor, repetitions) for factor in _factors(windows.steps[first:])):
+        return None
+    return _plan(lowered, windows, first, repetitions)
+
+
+def _by_core(lowered: Lowered, nodes: Sequence[Node]) -> Iterator[tuple[int, list[Node]]]:
+    """Iterate over the cores and their nodes; a gather is of any."""
+    if len(lowered.items) == 1:
+        yield 0, list(nodes)
+        return
+    core_of = {id(item): core for core, items in enumerate(lowered.items) for item in items}
+    for core, some in groupby(nodes, key=lambda node: core_of.get(id(node.instruction), 0)):
+        yield core, list(some)
+
+
+def _times(nodes: Sequence[Node], count: int) -> int:
+    """Return how many of `count` repetitions fit into a window."""
+    parts = -(-count * sum(map(_new_bytes, nodes)) // WINDOW) or 1
+    return -(-count // min(parts, count))
+
+
+def _new_bytes(node: Node) -> int:
+    return sum([v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None])
+
+
+def _factors(steps: Sequence[DeviceStep]) -> Iterator[Factor]:
+    gemms = [gemm for step in steps if isinstance(step, BatchedGemm) for gemm in step.items]
+    return chain.from_iterable((gemm.left, gemm.right) for gemm in gemms)
+
+
+def _is_shared(factor: Factor, repetitions: Repetitions) -> bool:
+    """Return whether a factor is the same in several repetitions."""
+    parts = [tile.elements for tile in factor.tiles] if factor.view is None else [factor.view]
+    return all(map(repetitions.share, parts))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Context: a tile that is no sequence of values refuses the program."""
     try:
-        tracker.track(lowered.items[core], lowered.kinds[core])
+        yield
     except Untrackable as problem:
         raise Refused(f"a tile is not tracked value by value: {problem.why}") from None
-    return fuse(tracker.nodes, tracker.fused)
 
 
-def _steps(lowered: Lowered, storages: Storages, cores: Sequence[Sequence[Node]]) -> DevicePlan:
-    order = LevelScheduler(storages)
-    steps: list[DeviceStep] = []
-    open_nodes: list[Any] = []
-    held = 0
+class _Windows:
+    """Puts nodes into steps. The values of a window fit into a budget of memory."""
 
-    def close() -> None:
-        nonlocal open_nodes, held
-        for depth, group in groups(open_nodes):
+    def __init__(self, storages: Storages):
+        self.storages, self.order = storages, LevelScheduler(storages)
+        self.steps: list[DeviceStep] = []
+        self.times = 1  # repetitions that each step computes
+        self.open: list[Any] = []
+        self.held = 0
+
+    def add(self, nodes: Sequence[Node], core: int) -> None:
+        self.order.core = core
+        for node in nodes:
+            if node.kind == "memory":
+                raise Refused(f"{node.instruction.public} is not supported there")
+            new = self.times * _new_bytes(node)
+            if self.held + new > WINDOW and self.open:
+                self.close()
+            self.held += new
+            self.open.append(self.order.elements(node))
+
+    def close(self) -> None:
+        for depth, group in groups(self.open):
             kind = BatchedGemm if group[0].__class__ is Gemm else Batch
-            steps.append(kind(group, (order.window, depth)))
-        open_nodes, held = [], 0
-        order.next_window()
+            self.steps.append(kind(group, (self.order.window, depth), self.times))
+        self.open, self.held = [], 0
+        self.order.next_window()
 
-    for core, node in ((core, node) for core, nodes in enumerate(cores) for node in nodes):
-        order.core = core
-        if node.kind == "memory":
-            raise Refused(f"{node.instruction.public} is not supported there")
-        new = sum(v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None)
-        if held + new > WINDOW and open_nodes:
-            close()
-        held += new
-        open_nodes.append(order.elements(node))
-    close()
+
+def _plan(lowered: Lowered, windows: _Windows, first: int, repetitions: Repetitions) -> DevicePlan:
+    """Return the plan of steps; from the `first` on they are repeated."""
+    storages = windows.storages
+    arena, own = place(windows.steps, first)
+    repetitions = repetitions._replace(own=own)
+    steps = _finished(windows.steps[:first], ONCE)
+    for start in range(0, repetitions.number, windows.times):
+        part = repetitions.part(start, start + windows.times)
+        steps += _finished([copy(step) for step in windows.steps[first:]], part)
     written = sorted(storages.written, key=lambda storage: storage.number)
-    arena = place(steps)
-    steps = [final for step in steps for final in step.finish()]
-    share_factors(steps)
-    partly = {s for s in written if not order.is_complete(s) or (s.parameter and s in storages.read)}
+    is_complete = windows.order.is_complete
+    partly = {s for s in written if not is_complete(s) or (s.parameter and s in storages.read)}
     return DevicePlan(lowered, steps, arena, written, partly)
+
+
+def _finished(steps: Sequence[DeviceStep], repetitions: Repetitions) -> list[DeviceStep]:
+    found = [final for step in steps for final in step.finish(repetitions)]
+    share_factors(found)
+    return found

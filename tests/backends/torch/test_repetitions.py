@@ -1,0 +1,87 @@
+"""Equal units of a program are planned once, and give the results of the whole program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nki.backends.fused.storages import Storages
+from nki.backends.lowered import lower
+from nkilib.core.attention.attention_cte import attention_cte
+from support import target
+from tile_programs import program_of_units
+
+torch = pytest.importorskip("torch")
+from backend_agreement import assert_agrees  # noqa: E402
+from nki.backends.torch import steps  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def on_trn2():
+    with target("trn2"):
+        yield
+
+
+def plans(program):
+    """The plan of its units, or None; and that of the whole program."""
+    lowered = lower(program)
+    storages = Storages(lowered)
+    return steps.plan_units(lowered, storages), steps.plan_whole(lowered, storages)
+
+
+def agree(seeds, **options):
+    """Compare random programs with the reference; return how many steps units and whole programs have."""
+    found = []
+    for seed in seeds:
+        program, arrays = program_of_units(seed, 0.2, 4 + seed % 4, **options)
+        if assert_agrees(program, arrays, "torch") == "in order":  # two cores, and a warning
+            continue
+        units, whole = plans(program)
+        if units is not None:
+            found.append((len(units.steps), len(whole.steps)))
+    return found
+
+
+@pytest.mark.parametrize("first", (22, 36))
+def test_units_agree_with_the_reference_in_as_many_steps_as_the_whole_program(first):
+    found = agree(range(first, first + 14))
+    assert len(found) >= 6
+    assert sum(units for units, _ in found) <= 1.1 * sum(whole for _, whole in found)
+
+
+@pytest.mark.parametrize("window", (1, 8 << 10, 20 << 10))
+def test_repetitions_that_do_not_fit_into_a_window_agree_too(window, monkeypatch):
+    monkeypatch.setattr(steps, "WINDOW", window)
+    assert len(agree((0, 2, 10, 26, 30, 34, 38, 54))) >= 6
+
+
+def test_programs_of_which_one_unit_differs_or_depends_on_another_agree():
+    for seed in range(40, 56):
+        program, arrays = program_of_units(seed, 0.2, 6, spoiled=(seed % 5, seed % 6))
+        assert assert_agrees(program, arrays, "torch") == "ran"
+
+
+def test_units_of_two_cores_are_repetitions_of_one():
+    assert len(agree((0, 23, 30, 34, 37, 38, 53, 56), degree=2)) >= 3
+
+
+def normal(*shape):
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("cores", (1, 2))
+def test_the_heads_of_attention_are_planned_once(cores):
+    arrays = [normal(4, 384, 64), normal(4, 64, 384), normal(4, 384, 64)]
+    program = attention_cte[cores].trace(*arrays, scale=0.125)
+    units, whole = plans(program)
+    assert len(units.steps) <= len(whole.steps) and units.arena <= whole.arena
+    assert assert_agrees(program, arrays, "torch") == "ran"
+
+
+def test_heads_that_share_keys_are_planned_together():
+    """Their products with the keys are merged."""
+    arrays = [normal(4, 256, 64), normal(1, 64, 256), normal(1, 256, 64)]
+    program = attention_cte.trace(*arrays, scale=0.125)
+    units, _ = plans(program)
+    assert units is None
+    assert assert_agrees(program, arrays, "torch") == "ran"
