@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from nki.ir.dependences import RAW, WAR, WAW
@@ -9,7 +10,7 @@ from nki.timing import operation_table
 from nki.timing.edges import Users, priorities
 from nki.timing.operation import ORDER, SPACE, TRANSFERS
 from nki.timing.operation_table import OperationTable
-from nki.timing.timing_rules import BEGUN, DONE, FREE, KIND_NUMBERS, SEEN, releases
+from nki.timing.timing_rules import BEGUN, DONE, FREE, KIND_NUMBERS, REASONS, SEEN, releases
 
 KINDS = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma", "spill", "reload")
 
@@ -36,8 +37,9 @@ def random_operations(seed, count=60):
 def edges_of(operations):
     table = OperationTable()
     for op in operations:
-        assert table.begin(op.position, op.kind) == op.index
-        table.end(op.waits)
+        index, waits = table.begin(op.position, op.kind)
+        assert index == op.index and waits == {}
+        waits.update(op.waits)
     table.finish()
     return table.edges()
 
@@ -103,8 +105,9 @@ def test_a_table_returns_the_operations_and_waits_it_was_given(seed, monkeypatch
     operations, tile = random_operations(seed), object()
     table = OperationTable()
     for op in operations:
-        op.tile = table.tiles[table.begin(op.position, op.kind)] = tile
-        table.end(op.waits)
+        index, waits = table.begin(op.position, op.kind)
+        op.tile = table.tiles[index] = tile
+        waits.update(op.waits)
     table.finish()
     for found, op in zip(table.operations([], 0), operations, strict=True):
         assert (found.index, found.kind, found.waits, found.tile) == (op.index, op.kind, op.waits, tile)
@@ -114,3 +117,15 @@ def test_a_table_returns_the_operations_and_waits_it_was_given(seed, monkeypatch
     found = table.operations([], 0, [(waiting.index, freed)])
     assert found[waiting.index].waits == {**waiting.waits, freed: SPACE}
     assert found[waiting.index - 1].waits == operations[-2].waits
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_edges_return_the_reason_of_each_wait_and_that_there_is_none(seed):
+    operations = random_operations(seed)
+    pairs = [(user.index, other) for user in operations for other in range(user.index)]
+    users, producers = np.array(pairs).T
+    free = [pair for pair in pairs if pair[1] not in operations[pair[0]].waits][:5]
+    found = edges_of(operations).with_space(free).reasons(users, producers).tolist()
+    for (user, other), why in zip(pairs, found, strict=True):
+        expected = SPACE if (user, other) in free else operations[user].waits.get(other)
+        assert (REASONS[why] if why >= 0 else None) == expected

@@ -19,6 +19,7 @@ from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile
 from .columns import NOWHERE, PLACES, CoreColumns, Work
 from .dma_engines import DmaEngines
 from .dma_transfer import DmaTransfer
+from .edges import Edges
 from .instruction_facts import cannot_overlap
 from .joint_transfers import joint_transfers
 from .operation import Operation
@@ -89,6 +90,11 @@ class CoreSimulation:
         mine = begun[(begun >= 0) & (begun < self.size)].tolist()
         all_of_them = self.columns.transfers
         return {index: transfer for index in mine if (transfer := all_of_them[index]) is not None}
+
+    @property
+    def edges(self) -> Edges:
+        """The waits of the operations, those for PSUM banks last; once all ran."""
+        return self.columns.edges.with_space(self.bank_waits)
 
     @cached_property
     def operations(self) -> list[Operation]:

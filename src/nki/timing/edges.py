@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from .timing_rules import BEGUN, DMA, FREE, RAW, REASONS, release_moments
+from .timing_rules import BEGUN, DMA, FREE, RAW, REASONS, SPACE, release_moments
 
 REASON_NUMBERS = {why: number for number, why in enumerate(REASONS)}
 
@@ -19,6 +19,22 @@ class Edges(NamedTuple):
     producer: np.ndarray
     user: np.ndarray
     why: np.ndarray  # index in REASONS
+
+    def with_space(self, found: Sequence[tuple[int, int]]) -> Edges:
+        """Return the edges, and after them those of operations that wait for space that others free."""
+        users, producers = np.array(found, np.int32).reshape(-1, 2).T
+        reasons = np.full(len(found), REASON_NUMBERS[SPACE], np.int8)
+        return Edges(*map(np.append, self, (producers, users, reasons)))
+
+    def reasons(self, users: np.ndarray, producers: np.ndarray) -> np.ndarray:
+        """Return why each of these users waits for its producer, as an index in REASONS, or -1."""
+        keys, wanted = (
+            u.astype(np.int64) << 32 | p for u, p in ((self.user, self.producer), (users, producers))
+        )
+        order = np.argsort(keys, kind="stable")  # of several reasons, the first
+        at = np.searchsorted(keys[order], wanted)
+        found, why = np.append(keys[order], -1)[at], np.append(self.why[order], -1)[at]
+        return np.where(found == wanted, why, -1)
 
     def changed(self, dropped: Mapping[int, Collection[int]], instead: Mapping[int, int]) -> Edges:
         """Return the edges without some waits of users; those in `instead` wait for another result only."""

@@ -8,6 +8,7 @@ spills to HBM (spec/machine.md 4).
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -25,7 +26,7 @@ from .entries import Entry
 from .operation import ORDER, Operation
 from .operation_table import OperationTable
 from .sbuf_pool import SbufPool
-from .uses import Accesses, TileUses, accesses
+from .uses import Accesses, TileUses, accesses, all_accesses
 
 
 class OperationPlan:
@@ -58,9 +59,9 @@ class OperationPlan:
         self.as_written = as_written
         self.spaces: dict[Any, AccessHistory] = {}  # of storages that are still to be used
         self.apart: dict[int, set[int]] = {}  # operation -> those it waits for that share no byte with it
-        self.done = [accesses(item.done) for item in items]  # until all are planned
+        self.done = all_accesses(item.done for item in items)  # until all are planned
         self.uses = TileUses(self.done, machine)
-        self.without_inputs = {at for at in self.uses.in_psum if not self.done[at].reads}
+        self.without_inputs = {at for at in self.uses.in_psum if not self.done[at][0]}
         prices = {number: i.cost(machine) for number, i in examples.items()}
         self.costs = [prices[number] for number in self.signatures]
         self.last_rendezvous: dict[
@@ -68,6 +69,7 @@ class OperationPlan:
         ] = {}  # engine -> its last operation that waits for the other core
         # signatures of instructions that wait for the other core
         self.rendezvous = {number for number, i in examples.items() if i.rendezvous() is not None}
+        self.is_ordered = bool(self.rendezvous or self.block_of)
         # HBM storages that are only read or only written: accesses there cannot conflict
         one_sided = self.uses.hbm_read ^ self.uses.hbm_written
         self._mark_tiles(one_sided)
@@ -103,6 +105,15 @@ class OperationPlan:
         self.table.replace_waits(waits)
         self.__dict__.pop("operations", None)
 
+    def _add_order(self, position: int, index: int, waits: Waits) -> None:
+        """Add the waits of an operation that have other causes than its data."""
+        engine = self.engines[position]
+        if engine != "dma" and self.signatures[position] in self.rendezvous:
+            self._order_rendezvous(engine, index, waits)
+        self._order_in_block(position, index, waits)
+        if position >= self.first_loop:
+            self._order_by_loops(position, index, waits)
+
     def _order_in_block(self, position: int, index: int, waits: Waits) -> None:
         """Make an operation inside no_reorder wait for the previous one of its queue and block."""
         block = self.block_of.get(position)
@@ -130,14 +141,14 @@ class OperationPlan:
 
     def plan(self) -> None:
         """Plan the operations of all instructions."""
-        look = Lookahead(self)
-        for position in range(len(self.instructions)):
-            look.fetch(position)
-            if self.loaded_early[position]:
+        look, sbuf, loaded_early = Lookahead(self), self.sbuf, self.loaded_early
+        for position, written in enumerate(self.uses.written):
+            if position >= look.due or sbuf.lacking:
+                look.fetch(position)
+            if loaded_early[position]:
                 continue
-            written = self.uses.written[position]
             is_load = bool(written) and written[0].load == position
-            if not (is_load and self.sbuf.defers(position, written[0])):
+            if not (is_load and sbuf.defers(position, written[0])):
                 self.add(position)
         self.sbuf.finish()
         self.table.finish()
@@ -151,16 +162,11 @@ class OperationPlan:
 
     def add(self, position: int) -> None:
         """Add the operation of an instruction, with its tiles allocated and its waits."""
-        self.sbuf.prepare(position)
-        engine = self.engines[position]
-        index = self.table.begin(position, engine)
-        waits: Waits = {}
-        if self.rendezvous and engine != "dma" and self.signatures[position] in self.rendezvous:
-            self._order_rendezvous(engine, index, waits)
-        if self.block_of:
-            self._order_in_block(position, index, waits)
-        if position >= self.first_loop:
-            self._order_by_loops(position, index, waits)
+        sbuf, table = self.sbuf, self.table
+        sbuf.prepare(position)
+        index, waits = table.begin(position, self.engines[position])
+        if self.is_ordered or position >= self.first_loop:
+            self._add_order(position, index, waits)
         unordered, spaces, (reads, writes) = self.unordered, self.spaces, self.done[position]
         for view in reads:
             storage = view.storage
@@ -170,8 +176,7 @@ class OperationPlan:
             storage = view.storage
             if storage not in unordered:
                 (spaces.get(storage) or self.space(storage)).write(index, box(view), waits)
-        self.sbuf.used(position, index, waits)
-        self.table.end(waits)
+        sbuf.used(position, index, waits)
 
     def _mark_tiles(self, constant: Set[Storage]) -> None:
         """Mark the tiles that one instruction writes, as a whole and before all else.
@@ -229,6 +234,8 @@ class Lookahead:
         self.readers = [*sorted(users), len(self.moments)]
         self.next_reader = 0
         self.loads = self.reloads = 0  # positions up to which both have fetched
+        self.due = 0  # where the next reader comes into reach: until then there is nothing to load
+        self.position = -1  # where it fetched last
 
     def _reach(self, ahead_ns: float) -> array[int]:
         """Return, for each position, the first one that comes later than so many ns after it."""
@@ -241,6 +248,9 @@ class Lookahead:
 
     def fetch(self, position: int) -> None:
         sbuf, ahead, last = self.sbuf, max(self.loads, position), self.load_reach[position]
+        if self.position < position - 1:  # there was nothing to load in between
+            ahead = max(ahead, self.load_reach[position - 1])
+        self.position = position
         if sbuf.lacking:
             while ahead < last and sbuf.fetch(position, ahead):
                 ahead += 1
@@ -260,7 +270,7 @@ class Lookahead:
             number += 1
         while readers[number] < last and self.sbuf.fetch(position, readers[number]):
             number += 1
-        self.next_reader = number
+        self.next_reader, self.due = number, bisect_right(self.load_reach, readers[number])
         return max(ahead, min(last, readers[number]))
 
 

@@ -37,17 +37,16 @@ class OperationTable:
     def __len__(self) -> int:
         return len(self.kinds)
 
-    def begin(self, position: int, kind: str) -> int:
-        """Add an operation, and return its index; its waits follow."""
-        self.positions.append(position)
-        self.kinds.append(kind)
-        return len(self.kinds) - 1
-
-    def end(self, waits: Waits) -> None:
-        """Add the waits of the operation that was added last."""
-        self._recent.append(waits)
+    def begin(self, position: int, kind: str) -> tuple[int, Waits]:
+        """Add an operation; return its index, and its waits, which the caller fills before the next."""
+        index = len(self.kinds)
+        waits: Waits = {}
         if len(self._recent) == CHUNK:
             self.finish()
+        self._recent.append(waits)
+        self.positions.append(position)
+        self.kinds.append(kind)
+        return index, waits
 
     def finish(self) -> None:
         """Move the last waits to the columns: many at once, since that takes less time."""

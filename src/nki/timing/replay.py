@@ -18,8 +18,8 @@ from .change import Change, Payload
 from .columns import Work
 from .core_simulation import CoreSimulation
 from .dma_transfer import DmaTransfer
-from .edges import REASON_NUMBERS, moments_of
-from .operation import SPACE, Operation
+from .edges import moments_of
+from .operation import Operation
 from .timeline import Timeline
 from .timing_rules import DMA as DMA_KIND
 from .timing_rules import DONE, FREE, RIVALS, SEEN, Activity, deal
@@ -139,10 +139,7 @@ class Replay:
     def _add_links(self, core: CoreSimulation) -> None:
         """Add the moments that the operations of a core wait for, by the rules of the simulation."""
         kinds = np.frombuffer(core.columns.kinds, np.uint8)
-        banks = np.array(core.bank_waits, np.int32).reshape(-1, 2)
-        producers, users, why = core.columns.edges
-        producers, users = np.append(producers, banks[:, 1]), np.append(users, banks[:, 0])
-        why = np.append(why, np.full(len(banks), REASON_NUMBERS[SPACE], np.int8))
+        producers, users, why = core.edges
         moments = moments_of(kinds, producers, users, why)
         links = (kinds[producers] == DMA_KIND) | (moments == SEEN)
         across = ~links & (kinds[producers] != kinds[users])  # otherwise the order of the engine implies it

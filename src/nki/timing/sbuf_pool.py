@@ -101,14 +101,20 @@ class SbufPool:
 
     def prepare(self, position: int) -> None:
         """Allocate every tile of the instruction, reloading the ones that were spilled."""
-        for tiles in (self.read[position], self.written[position]):
-            for tile in tiles:
-                if tile.deferred >= 0 and tile.deferred != position:
-                    self.pinned = self._tiles(position)
-                    self._load_now(tile)
-                    self.pinned = ()
-                if not tile.is_resident:
-                    self._allocate(tile, position)
+        for tile in self.read[position]:
+            if not tile.is_resident:
+                self._make_resident(tile, position)
+        for tile in self.written[position]:
+            if not tile.is_resident:
+                self._make_resident(tile, position)
+
+    def _make_resident(self, tile: SbufTile, position: int) -> None:
+        if tile.deferred >= 0 and tile.deferred != position:
+            self.pinned = self._tiles(position)
+            self._load_now(tile)
+            self.pinned = ()
+        if not tile.is_resident:
+            self._allocate(tile, position)
 
     def _tiles(self, position: int) -> Tiles:
         return (*self.read[position], *self.written[position])
@@ -173,7 +179,8 @@ class SbufPool:
                 tile.last.append(index)
             if done + 1 == len(uses):
                 self._release(tile)
-                self.plan.spaces.pop(tile.storage, None)
+                if not tile.is_made_once:  # nothing else is in its space
+                    self.plan.spaces.pop(tile.storage, None)
 
     def finish(self) -> None:
         """Drop what only planning needs, and the reference to the plan, which refers to this."""
@@ -256,15 +263,14 @@ class SbufPool:
             waits[tile.last[0]] = RAW
         else:
             self.plan.space(tile.storage).read(index, whole_box(tile.storage), waits)
-        self.plan.table.end(waits)
         return index
 
     def _move(self, tile: SbufTile, kind: str) -> tuple[int, Waits]:
         """Add an operation that moves a tile; its waits follow."""
-        index = self.plan.table.begin(-1, kind)
+        index, waits = self.plan.table.begin(-1, kind)
         self.plan.table.tiles[index] = tile.storage
         self.plan.spill_bytes += tile.storage.nbytes
-        return index, {}
+        return index, waits
 
     def _farthest(self, exclude: Sequence[SbufTile]) -> tuple[SbufTile | None, int]:
         """Return the resident tile needed last, and when."""
@@ -290,4 +296,3 @@ class SbufPool:
         else:
             self.plan.space(tile.storage).write(index, whole_box(tile.storage), waits)
         tile.last = [index]
-        self.plan.table.end(waits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..ir.effects import Effects
@@ -12,6 +12,8 @@ from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF
 
+Views = tuple[View, ...]
+
 
 class Accesses(NamedTuple):
     """The views an instruction reads and writes, index tiles included.
@@ -19,13 +21,18 @@ class Accesses(NamedTuple):
     A sum in PSUM counts as written: the PE array adds to it without waiting for what it holds.
     """
 
-    reads: tuple[View, ...]
-    writes: tuple[View, ...]
+    reads: Views
+    writes: Views
 
 
 def accesses(done: Effects) -> Accesses:
     reads, writes, adds_to = done[:3]
     return tuple.__new__(Accesses, (reads, writes + adds_to if adds_to else writes))
+
+
+def all_accesses(done: Iterable[Effects]) -> list[tuple[Views, Views]]:
+    """Return the accesses of many instructions, as plain tuples."""
+    return [(one[0], one[1] + one[2] if one[2] else one[1]) for one in done]
 
 
 NO_OPERATIONS: list[int] = []  # of a tile that has no space; never changed
@@ -71,7 +78,7 @@ class TileUses:
     Positions are those of the instructions. Of tiles with an explicit address only their bytes are recorded.
     """
 
-    def __init__(self, done: Sequence[Accesses], machine: Machine):
+    def __init__(self, done: Iterable[tuple[Views, Views]], machine: Machine):
         self.machine = machine
         self.read: list[Tiles] = []  # of SBUF, by position
         self.written: list[Tiles] = []
@@ -90,26 +97,27 @@ class TileUses:
             for tile in written:
                 tile.writers += 1
 
-    def _tiles(self, views: tuple[View, ...], position: int, in_hbm: set[Storage]) -> Tiles:
+    def _tiles(self, views: Views, position: int, in_hbm: set[Storage]) -> Tiles:
         """Return the SBUF tiles of some views, each once; those in PSUM go to `in_psum`."""
         found: Tiles = ()
         for view in views:
             storage = view.storage
-            if storage.buffer is SBUF:
-                if storage.address is not None:
-                    self.sbuf_placed.add(address_range(storage))
-                    continue
-                tile = self.sbuf.get(storage)
-                if tile is None:
-                    tile = self.sbuf[storage] = SbufTile(storage, self.machine, position)
-                elif tile.positions[-1] != position:
-                    tile.positions.append(position)
+            tile = self.sbuf.get(storage)
+            if tile is not None:
+                positions = tile.positions
+                if positions[-1] != position:
+                    positions.append(position)
                 if tile not in found:
                     found += (tile,)
             elif storage.buffer is PSUM:
                 self._use_bank(storage, position)
-            else:
+            elif storage.buffer is not SBUF:
                 in_hbm.add(storage)
+            elif storage.address is None:
+                tile = self.sbuf[storage] = SbufTile(storage, self.machine, position)
+                found += (tile,)
+            else:
+                self.sbuf_placed.add(address_range(storage))
         return found
 
     def _use_bank(self, storage: Storage, position: int) -> None:

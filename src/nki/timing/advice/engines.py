@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from ...ir.dependences import WAR, WAW
 from ..change import Change
 from ..operation import SPACE, Operation
-from ..timing_rules import KIND_NUMBERS
+from ..timing_rules import KIND_NUMBERS, REASONS
 from .formatting import NAMES, count, duration, joined, lines, lines_of, percent, site_of
 from .limits import is_memory_bound
 from .study import WORTH, Advice, Gain, Study
@@ -20,6 +20,7 @@ from .study import WORTH, Advice, Gain, Study
 
 IDLE = 0.05  # of the time: less is not reported
 NO_DATA = (SPACE, WAR, WAW)  # reasons to wait other than data
+TENSOR = KIND_NUMBERS["tensor"]
 
 
 class EngineWait(NamedTuple):
@@ -46,10 +47,10 @@ def waits(study: Study, engine: str, behind: str = "end") -> list[EngineWait]:
         gaps = begun[indices] - np.concatenate([[0.0], reach[:-1]])[: len(indices)]
         blockers = np.frombuffer(core.blocked_by, np.intc)[indices]
         wanted = (gaps > 0) & (blockers >= 0) & (kinds[blockers] != KIND_NUMBERS[engine])
-        for index, gap in zip(indices[wanted].tolist(), gaps[wanted].tolist(), strict=True):
-            blocker = core.blocked_by[index]
-            why = core.operations[index].waits.get(blocker, "engine")
-            found.append(EngineWait(gap, core.operations[blocker], why))
+        blockers = blockers[wanted]
+        reasons = core.edges.reasons(indices[wanted], blockers)
+        for gap, blocker, why in zip(gaps[wanted].tolist(), blockers.tolist(), reasons.tolist(), strict=True):
+            found.append(EngineWait(gap, core.operations[blocker], REASONS[why] if why >= 0 else "engine"))
     return found
 
 
@@ -124,12 +125,7 @@ def psum_serial(study: Study) -> Iterator[Advice]:
     blocked = [wait for wait in waits(study, "tensor", behind="free") if wait.why in NO_DATA]
     if sum(wait.ns for wait in blocked) < WORTH * 1e3 * study.total_us:
         return
-    dropped = {}
-    for number, op in study.on("tensor"):
-        base, operations = study.replay.first[op.core], study.timeline.cores[op.core].operations
-        others = (i for i, why in op.waits.items() if why in NO_DATA and operations[i].kind != "tensor")
-        dropped[number] = tuple(base + i for i in others)
-    gain = study.gain(Change(dropped=dropped))
+    gain = study.gain(Change(dropped=_without_banks(study)))
     if gain.worth:
         readers = sorted({NAMES[_source(wait.blocker)] for wait in blocked})
         read = f"{joined(readers)} {'has' if len(readers) == 1 else 'have'} read PSUM"
@@ -142,6 +138,20 @@ def psum_serial(study: Study) -> Iterator[Advice]:
             gain.us,
             "tensor",
         )
+
+
+def _without_banks(study: Study) -> dict[int, list[int]]:
+    """Return the waits of matmuls for what other engines do with PSUM."""
+    dropped: dict[int, list[int]] = defaultdict(list)
+    reasons = [REASONS.index(why) for why in NO_DATA]
+    for first, core in zip(study.replay.first, study.timeline.cores, strict=True):
+        kinds = np.frombuffer(core.kinds, np.uint8)
+        producers, users, why = core.edges
+        of_matmuls = (kinds[users] == TENSOR) & (kinds[producers] != TENSOR) & np.isin(why, reasons)
+        pairs = (first + column[of_matmuls] for column in (users, producers))
+        for user, producer in zip(*(column.tolist() for column in pairs), strict=True):
+            dropped[user].append(producer)
+    return dropped
 
 
 def _banks(study: Study, full: bool) -> str:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.memories import SBUF
 from ..change import Change
@@ -28,12 +29,18 @@ class Pair(NamedTuple):
 class TileUsers:
     """The operations that write and read each storage that some operations read."""
 
-    def __init__(self, plan: OperationPlan, by: Iterable[Operation]):
+    def __init__(self, study: Study, plan: OperationPlan, by: Iterable[Operation]):
         read = {view.storage for op in by for view in plan.accesses(op.position).reads}
+        forms = {_form(storage) for storage in read}
+
+        @study.of_signature
+        def may_use(op: Operation) -> bool:
+            return any(_form(v.storage) in forms for views in plan.accesses(op.position) for v in views)
+
         self.writers: dict[int, list[Operation]] = defaultdict(list)
         self.readers: dict[int, list[Operation]] = defaultdict(list)
         for op in plan.operations if read else ():
-            if op.instruction is None:
+            if op.instruction is None or not may_use(op):
                 continue
             reads, writes = plan.accesses(op.position)
             for view in writes:
@@ -55,6 +62,11 @@ class TileUsers:
         """Return the operation that wrote this tile before the reader, in program order."""
         before = [op for op in self.writers[id(view.storage)] if op.position < reader.position]
         return max(before, key=lambda op: op.position, default=None)
+
+
+def _form(storage: Storage) -> tuple:
+    """Return what the storages of instructions of one signature have in common."""
+    return storage.buffer, storage.partitions, storage.pitch
 
 
 def _scale_into_activation(op: Operation, tiles: TileUsers) -> Pair | None:
@@ -116,7 +128,7 @@ def pairs(study: Study) -> dict[str, list[Pair]]:
     for plan in study.timeline.plans:
         on_engines = [op for op in plan.operations if op.kind in ENGINES and op.instruction is not None]
         fusible = [(op, RULES[name]) for op in on_engines if (name := op.instruction.public) in RULES]  # type: ignore[union-attr]
-        tiles = TileUsers(plan, (op for op, _ in fusible))
+        tiles = TileUsers(study, plan, (op for op, _ in fusible))
         for op, rule in fusible:
             pair = rule(op, tiles)
             if pair is not None:

@@ -133,6 +133,8 @@ class Study:
     @cached_property
     def transfers(self) -> dict[int, DmaTransfer]:
         """Every DMA by its number, spills included."""
+        if len(self.timeline.cores) == 1:  # there, numbers are indices
+            return self.timeline.cores[0].transfers
         cores = zip(self.replay.first, self.timeline.cores, strict=True)
         return {first + index: moved for first, core in cores for index, moved in core.transfers.items()}
 
@@ -141,14 +143,16 @@ class Study:
         """The DMAs of instructions; those of one signature and one source line are a group."""
         operations = self.timeline.operations
         found: dict[tuple, TransferGroup] = {}
+        by_site: dict[tuple[int, int], TransferGroup] = {}  # most of one line share the site
         for number, transfer in self.transfers.items():
             op = operations[number]
             if op.instruction is None:
                 continue
-            key = (id(transfer), place_of(op))
-            group = found.get(key)
+            shared = (id(transfer), id(op.instruction.site))
+            group = by_site.get(shared)
             if group is None:
-                group = found[key] = TransferGroup(transfer, op, [])
+                new = TransferGroup(transfer, op, [])
+                group = by_site[shared] = found.setdefault((id(transfer), place_of(op)), new)
             group.numbers.append(number)
         return list(found.values())
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from statistics import median_low
+from typing import NamedTuple
 
+from ...ir.effects import effects
+from ...ir.instruction import Instruction
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.machine import Machine
 from ...machine.memories import SBUF
 from ..change import Change, Payload
 from ..dma_transfer import DmaTransfer
+from ..operation import Operation
+from ..operation_plan import OperationPlan
 from .formatting import NAMES, amount, count, duration, joined, lines, percent, place_of, tensor_name
 from .sbuf import sbuf_peak_bytes, sbuf_usable_bytes
 from .study import Advice, Study, TransferGroup
@@ -37,6 +43,14 @@ class TensorLoads:
         return self.nbytes - self.bytes_repeated
 
 
+class LoadKind(NamedTuple):
+    """What loads of one signature have in common."""
+
+    source: Callable[[Instruction], View]
+    nbytes: int
+    key: tuple  # equal for loads that read the same bytes in the same way, if they read at the same offset
+
+
 class LoadHistory:
     """What one core has loaded and written so far."""
 
@@ -44,22 +58,21 @@ class LoadHistory:
         self.begun = begun  # the order of all operations
         self.versions: Counter[int] = Counter()  # of each storage: a write makes new data
         self.loaded: Counter[int] = Counter()  # bytes of each storage
-        self.sizes: dict[int, int] = {}  # bytes by signature
         self.seen: dict[tuple, tuple[int, int]] = {}  # -> (first load, bytes loaded before the last)
 
-    def load(self, tensor: TensorLoads, number: int, source: View, kind: tuple) -> None:
-        key, sig = id(source.storage), source.sig
-        nbytes = self.sizes.get(sig) or self.sizes.setdefault(sig, source.nbytes)
-        region = (key, self.versions[key], kind, source.offset, sig)
+    def load(self, tensor: TensorLoads, number: int, offset: int, kind: LoadKind) -> None:
+        key, nbytes = id(tensor.storage), kind.nbytes
+        region = (key, self.versions[key], offset, kind.key)
+        loaded = self.loaded[key]
         first, before = self.seen.get(region, (number, 0))
         if first != number:
             if self.begun[number] < self.begun[first]:
                 first, number = number, first
             tensor.repeated[number] = first
             tensor.bytes_repeated += nbytes
-            tensor.between.append(self.loaded[key] - before)
-        self.seen[region] = (first, self.loaded[key])
-        self.loaded[key] += nbytes
+            tensor.between.append(loaded - before)
+        self.seen[region] = (first, loaded)
+        self.loaded[key] = loaded + nbytes
         tensor.nbytes += nbytes
 
 
@@ -69,28 +82,35 @@ def loads(study: Study) -> list[TensorLoads]:
     for plan in study.timeline.plans:
         history = LoadHistory(study.replay.at)
         first = study.replay.first[plan.core]
+        kind_of = study.of_signature(partial(_load_kind, plan))
         moves = [op for op in plan.operations if op.kind == "dma"]
         for op in sorted(moves, key=attrgetter("position")):
-            reads, writes = plan.accesses(op.position)
-            for view in writes:
-                if not view.storage.on_chip:
-                    history.versions[id(view.storage)] += 1
-            if _is_load(reads, writes):
-                source = reads[0].storage
-                tensor = found.get(id(source))
-                if tensor is None:
-                    tensor = found[id(source)] = TensorLoads(source)
-                kind = (op.instruction.public, writes[0].dtype)  # type: ignore[union-attr]
-                history.load(tensor, first + op.index, reads[0], kind)
+            kind = kind_of(op)
+            if kind is None:
+                for view in plan.accesses(op.position).writes:
+                    if not view.storage.on_chip:
+                        history.versions[id(view.storage)] += 1
+                continue
+            source = kind.source(op.instruction)  # type: ignore[arg-type]
+            tensor = found.get(id(source.storage))
+            if tensor is None:
+                tensor = found[id(source.storage)] = TensorLoads(source.storage)
+            history.load(tensor, first + op.index, source.offset, kind)
     return sorted(found.values(), key=lambda tensor: -tensor.bytes_repeated)
 
 
-def _is_load(reads: Sequence[View], writes: Sequence[View]) -> bool:
-    """True for a copy from one known place of HBM to SBUF."""
-    if len(reads) != 1 or len(writes) != 1:
-        return False
-    source, target = reads[0], writes[0].storage
-    return not source.storage.on_chip and source.indirection is None and target.buffer is SBUF
+def _load_kind(plan: OperationPlan, op: Operation) -> LoadKind | None:
+    """Return None for all but copies from one known place of HBM to SBUF."""
+    reads, writes = plan.accesses(op.position)
+    if len(reads) != 1 or len(writes) != 1 or op.instruction is None:
+        return None
+    source, target = reads[0], writes[0]
+    if source.on_chip or source.indirection is not None or target.buffer is not SBUF:
+        return None
+    operands = op.instruction.operands()
+    names = [name for name, one in zip(op.instruction.operand_names, operands, strict=True) if one is source]
+    fetch = attrgetter(names[0]) if names else lambda instruction: effects(instruction).reads[0]
+    return LoadKind(fetch, source.nbytes, (op.instruction.public, target.dtype, source.sig))
 
 
 def reloaded_data(study: Study) -> Iterator[Advice]:
