@@ -83,6 +83,8 @@ _OWN_PACKAGES = {"nki"}
 def add_own_package(name: str) -> None:
     """Treat the modules of a package as parts of `nki`: diagnostics point to their caller."""
     _OWN_PACKAGES.add(name)
+    _OURS.clear()
+    _SITES.clear()
 
 
 def is_ours(module_name: str | None) -> bool:
@@ -119,13 +121,15 @@ def user_site(depth: int = 1) -> Site | None:
     None on a thread that `nki` has started, where no user's code runs.
     """
     frame: types.FrameType | None = sys._getframe(depth)
-    while frame is not None and _OURS[frame.f_globals.get("__name__")]:
+    while frame is not None:
+        key = (id(frame.f_code), frame.f_lasti)
+        known = _SITES.get(key)  # most calls come from a place that was seen before
+        if known is not None:
+            return known
+        if not _OURS[frame.f_globals.get("__name__")]:
+            return _new_site(frame.f_code, key)
         frame = frame.f_back
-    if frame is None:
-        return None
-    code = frame.f_code
-    key = (id(code), frame.f_lasti)
-    return _SITES.get(key) or _new_site(code, key)
+    return None
 
 
 _SITES: dict[tuple[int, int], Site] = {}  # a site holds its code, so that no other code gets its identity

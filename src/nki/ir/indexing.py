@@ -75,8 +75,9 @@ def _as_slice(index: Index) -> Index:
 
 V = TypeVar("V", bound="Indexed")  # jedi knows it, but not typing.Self
 
-# signature of a view, size of each slice (0: an index) and, on chip, offset -> shape, strides, signature
-_SLICES: LRUCache[tuple[int, ...], KnownLayout] = LRUCache(1 << 16)
+# signature of a view, size of each slice (None: an index) and, on chip, offset -> shape, strides, signature
+_SLICES: LRUCache[tuple[int | None, ...], KnownLayout] = LRUCache(1 << 16)
+_find_slice = _SLICES.get
 
 
 class Indexed(Layout):
@@ -89,49 +90,44 @@ class Indexed(Layout):
 
         The start of a slice in HBM changes the offset alone, so all slices of equal sizes share their layout.
         """
-        parts = key if key.__class__ is tuple else (key,)
+        parts = key if type(key) is tuple else (key,)
         view = self.plain  # its attributes are read faster than a tensor's
         if view is None or len(parts) > len(view.shape):
             return self._index(key)
         offset = view.offset
-        wanted = [view._sig or view.sig]
+        wanted: list[int | None] = [view._sig or view.sig]
         for index, size, stride in zip(parts, view.shape, view.strides):  # noqa: B905
-            if index.__class__ is slice:
-                start, stop, step = index.start, index.stop, index.step
+            if type(index) is slice:
+                start, stop = index.start, index.stop
                 if start is None:
-                    if stop is None and step is None:
-                        wanted.append(size)
-                        continue
                     start = 0
                 if stop is None:
                     stop = size
-                if (
-                    start.__class__ is not int
-                    or stop.__class__ is not int
-                    or not 0 <= start < stop <= size
-                    or (step is not None and (step.__class__ is not int or step != 1))
-                ):
+                if type(start) is not int or type(stop) is not int or index.step is not None:
+                    return self._index(key)
+                if start < 0 or stop > size:
                     return self._index(key)
                 offset += stride * start
                 wanted.append(stop - start)
-            elif index.__class__ is DynamicSlice:
+            elif type(index) is int and 0 <= index < size:
+                offset += stride * index
+                wanted.append(None)
+            elif type(index) is DynamicSlice:
                 start, length = index.start, index.size
-                if start.__class__ is not int or not 0 < length <= size - start:
+                if type(start) is not int or length > size - start:
                     return self._index(key)
                 offset += stride * start
                 wanted.append(length)
-            elif index.__class__ is int and 0 <= index < size:
-                offset += stride * index
-                wanted.append(0)
             else:
                 return self._index(key)
         if view.storage.on_chip:  # there the signature holds the offset
             wanted.append(offset)
         known = tuple(wanted)
-        layout = _SLICES.get(known)
+        layout = _find_slice(known)
         if layout is None:
             made = self._index(key)
-            _SLICES.put(known, (made.shape, made.strides, made.sig))
+            if 0 not in made.shape:  # an empty one is never looked up: where it starts matters
+                _SLICES.put(known, (made.shape, made.strides, made.sig))
             return made
         return self._sliced(view, offset, layout)
 

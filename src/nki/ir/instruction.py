@@ -253,7 +253,12 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         def operands(self) -> tuple[Any, ...]: ...
 
         @final
-        def key(self) -> tuple: ...
+        def key(self) -> tuple:
+            """Return what checks may depend on."""
+
+        @final
+        def bare_key(self) -> tuple:
+            """Return the key; the operands become views without a claim on bytes."""
 
     @final
     def writes_all(self) -> bool:

@@ -56,7 +56,7 @@ class InstructionType(type):
         return cls
 
 
-_GENERATED = ("__init__", "key", "operands")
+_GENERATED = ("__init__", "key", "bare_key", "operands")
 
 
 def _generated_on_use(cls: Any, method: str, fields: dict[str, str], kinds: dict[str, str]) -> Any:
@@ -70,38 +70,48 @@ def _generated_on_use(cls: Any, method: str, fields: dict[str, str], kinds: dict
 
 
 def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
-    """Write `__init__`, `key` and `operands` as straight-line code: they run once per instruction."""
-    parts = []
+    """Write these methods as straight-line code: they run once per instruction."""
+    parts, bare = [], []
     for field in fields:
-        if field in cls.required:
-            parts.append(f"self.{field}._sig or self.{field}.sig")
-        elif field in kinds:
-            parts.append(f"_signature(self.{field})")
+        if field in kinds:
+            taken = f"{field} = self.{field} = self.{field}.plain or self.{field}.bare()"
+            sig = f"{field}._sig or {field}.sig"
+            if field in cls.required:
+                bare += [f"    {taken}"]
+            else:
+                bare += [
+                    f"    {field} = self.{field}",
+                    f"    if isinstance({field}, _View):",
+                    f"        {taken}",
+                ]
+                sig = f"({sig}) if isinstance({field}, _View) else (type({field}), {field})"
+            parts.append(sig)
         elif field in cls.registers:  # a run-time value: no check may depend on it
-            parts.append(f"self.{field}.__class__")
+            parts.append(f"type(self.{field})")
         elif fields[field].startswith(("tuple", "Any")) or "Sequence" in fields[field]:
             given = f"self.{field}"
             parts.append(f"{given} if {given} is None or {given} is _NONE else _typed({given})")
         else:
-            parts.append(f"self.{field}.__class__, self.{field}")
+            parts.append(f"type(self.{field}), self.{field}")
+    key = f"    return (type(self), {', '.join(parts)})"
     lines = [
         f"def __init__(self, {', '.join(fields)}{', ' if fields else ''}name=None):",
         *(f"    self.{field} = {field}" for field in fields),
         "    self.name = name",
         "def key(self):",
-        f"    return (self.__class__, {', '.join(parts)})",
+        *(f"    {field} = self.{field}" for field in kinds),
+        key,
+        "def bare_key(self):",
+        *bare,
+        key,
         "def operands(self):",
         f"    return ({''.join(f'self.{k}, ' for k in kinds)})",
     ]
-    scope: dict[str, Any] = {"_signature": _signature, "_typed": _typed, "_NONE": ()}
+    scope: dict[str, Any] = {"_View": View, "_typed": _typed, "_NONE": ()}
     exec("\n".join(lines), scope)
     for method in _GENERATED:
         scope[method].__qualname__ = f"{cls.__qualname__}.{method}"
         setattr(cls, method, scope[method])
-
-
-def _signature(value: Hashable) -> Hashable:
-    return value.sig if isinstance(value, View) else (value.__class__, value)
 
 
 def _typed(value: Hashable) -> Hashable:

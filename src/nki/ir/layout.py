@@ -300,27 +300,24 @@ class Layout:
 
     # ---- for the methods that make another view --------------------------------------------------
 
-    def _make(
-        self,
-        offset: int,
-        shape: Iterable[int],
-        strides: Iterable[int],
-        dtype: DType,
-        indirection: Indirection | None,
-    ) -> Self:
-        return self.__class__(self.storage, offset, Shape(shape), tuple(strides), dtype, indirection)
+    if TYPE_CHECKING:
+
+        def _make(
+            self,
+            offset: int,
+            shape: Iterable[int],
+            strides: Iterable[int],
+            dtype: DType,
+            indirection: Indirection | None,
+        ) -> Self: ...
+
+        def _sliced(self, view: Layout, offset: int, layout: KnownLayout) -> Self:
+            """Return a part of `view`, which is this one without a lease, with a known layout."""
 
     @property
     def plain(self) -> Layout | None:
         """The same view without a lease; None if a run-time index moves it."""
         return self if self.indirection is None else None
-
-    def _sliced(self, view: Layout, offset: int, layout: KnownLayout) -> Self:
-        """Return a part of `view`, which is this one without a lease, with a known layout."""
-        shape, strides, sig = layout
-        made = self.__class__(view.storage, offset, shape, strides, view.dtype)
-        made._sig = sig
-        return made
 
     def _same(
         self,

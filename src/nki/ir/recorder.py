@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from .instruction import Instruction
@@ -23,8 +24,8 @@ class Recorder:
         full: Callable[[], None] | None = None,
     ):
         self.admit = admit
-        self.limit = limit
-        self.full = full
+        self.limit = sys.maxsize if limit is None or full is None else limit
+        self.full = full or (lambda: None)
         self.count = 0
         self.items: list[Item] = []
         self.open: list[list[Item]] = []  # the items around each open loop
@@ -32,19 +33,14 @@ class Recorder:
         self.used: dict[Storage, None] = {}  # the same in order of first use
 
     def record(self, instruction: Instruction) -> None:
-        """Add an instruction, with views that claim no bytes. A sink."""
-        known = self.known
-        for name in instruction.access.views:
-            value = getattr(instruction, name)
-            bare = value.plain or value.bare()
-            if bare._sig is None:
-                bare._sig = value._sig
-            if bare.storage not in known or bare.indirection is not None:
-                self._use(bare)
-            setattr(instruction, name, bare)
+        """Add an instruction, whose views claim no bytes (`Instruction.bare_key`). A sink."""
+        access = instruction.access
+        if not access.fixed or not self.known.issuperset(access.storages(instruction)):
+            for name in access.views:
+                self._use(getattr(instruction, name))
         self.items.append(instruction)
         self.count += 1
-        if self.limit is not None and self.count > self.limit and self.full is not None:
+        if self.count > self.limit:
             self.full()
 
     def _use(self, view: View) -> None:

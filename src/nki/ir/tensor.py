@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ..errors import error
+from ..errors import Site, error
 from ..machine import dtypes
 from ..machine.memories import SBUF, MemoryRegion
 from . import foreign
@@ -17,13 +17,12 @@ from .hooks import hooks
 from .indexing import Key
 from .layout import Indirection, Int, KnownLayout, Layout, Shape, row_major
 from .operator_names import ARITHMETIC, COMPARISONS, OF_NUMPY
-from .storage import Lease, Storage
-from .view import View
+from .storage import Lease, Storage, TracedStorage
+from .view import TracedView, View
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike as NumpyDTypeLike
 
-_blank = object.__new__
 _set = object.__setattr__
 _FIXED = ("shape", "strides", "offset", "dtype")  # what users cannot set
 
@@ -46,6 +45,12 @@ class UnfinishedTensor(View):
     lease: Lease | None
     is_comparison: bool
     plain: View | None  # the same without a lease, for recordings; None if a run-time index moves it
+
+    if TYPE_CHECKING:
+
+        def __init__(self) -> None: ...
+    else:
+        __init__ = object.__init__  # as of a TracedView
 
 
 class NkiTensor(UnfinishedTensor):
@@ -122,8 +127,9 @@ class NkiTensor(UnfinishedTensor):
         row = prod(shape) // rows * dtype.itemsize
         if rows > storage.partitions or row > storage.pitch:
             raise error("shape", f"NkiTensor: {dtype}{list(shape)} does not fit {storage!r}")
-        _set(self, "__class__", UnfinishedTensor)
-        _fill(self, storage, lease, 0, shape, strides, dtype)
+        made = tensor_of(storage, lease, 0, shape, strides, dtype)
+        for slot in (*Layout.__slots__, *UnfinishedTensor.__slots__):
+            _set(self, slot, getattr(made, slot))
 
     if not TYPE_CHECKING:  # checkers know which names can be set
 
@@ -140,13 +146,15 @@ class NkiTensor(UnfinishedTensor):
         dtype: dtypes.DType,
         indirection: Indirection | None,
     ) -> NkiTensor:
-        made = _blank(UnfinishedTensor)
-        return _fill(made, self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype, indirection)
+        made = tensor_of(self.storage, self.lease, offset, Shape(shape), tuple(strides), dtype)
+        if indirection is not None:
+            made.indirection = indirection
+            made.plain = None
+        return made
 
     def _sliced(self, view: Layout, offset: int, layout: KnownLayout) -> NkiTensor:
         shape, strides, sig = layout
-        made = _blank(UnfinishedTensor)
-        return _fill(made, view.storage, self.lease, offset, shape, strides, view.dtype, None, sig)
+        return tensor_of(view.storage, self.lease, offset, shape, strides, view.dtype, sig)
 
     def bare(self) -> View:
         return self.plain or super().bare()
@@ -297,28 +305,35 @@ class NkiTensor(UnfinishedTensor):
         self._refuse_number("an index, a size or range()")
 
 
-def _fill(
-    tensor: UnfinishedTensor,
+def tensor_of(
     storage: Storage,
     lease: Lease | None,
     offset: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: dtypes.DType,
-    indirection: Indirection | None = None,
     sig: int | None = None,
 ) -> NkiTensor:
     """Return a tensor with its slots set: a kernel makes one for every tile and every slice."""
+    plain = TracedView()
+    plain.storage = storage
+    plain.offset = offset
+    plain.shape = shape
+    plain.strides = strides
+    plain.dtype = dtype
+    plain.indirection = None
+    plain._sig = sig
+    tensor = UnfinishedTensor()
     tensor.storage = storage
     tensor.lease = lease
     tensor.offset = offset
     tensor.shape = shape
     tensor.strides = strides
     tensor.dtype = dtype
-    tensor.indirection = indirection
+    tensor.indirection = None
     tensor._sig = sig
     tensor.is_comparison = False
-    tensor.plain = View.of(storage, offset, shape, strides, dtype, sig) if indirection is None else None
+    tensor.plain = plain
     tensor.__class__ = NkiTensor
     return tensor  # type: ignore[return-value]
 
@@ -326,27 +341,43 @@ def _fill(
 def whole(storage: Storage, lease: Lease | None) -> NkiTensor:
     """Return the tensor that covers a storage, row-major."""
     sizes = Shape(storage.shape)
-    return _fill(_blank(UnfinishedTensor), storage, lease, 0, sizes, row_major(sizes), storage.dtype)
+    return tensor_of(storage, lease, 0, sizes, row_major(sizes), storage.dtype)
 
 
 class Template:
     """The common parts of all tensors of one shape, dtype and buffer, which loops allocate repeatedly."""
 
-    __slots__ = ("shape", "strides", "dtype", "sig")
+    __slots__ = ("shape", "strides", "dtype", "storage", "sig")
 
-    def __init__(self, shape: tuple[int, ...], dtype: dtypes.DType):
+    def __init__(self, shape: tuple[int, ...], dtype: dtypes.DType, buffer: MemoryRegion):
         self.shape = Shape(shape)
         self.strides = row_major(shape)
         self.dtype = dtype
-        self.sig: int | None = None
+        self.storage = Storage(buffer, self.shape, dtype)  # one like theirs
+        self.sig = View(self.storage, 0, self.shape, self.strides, dtype).sig
 
     def tensor(self, storage: Storage, lease: Lease | None) -> NkiTensor:
         """Return the tensor that covers a storage without a chosen address."""
-        blank = _blank(UnfinishedTensor)
-        tensor = _fill(blank, storage, lease, 0, self.shape, self.strides, self.dtype, None, self.sig)
-        if self.sig is None:
-            self.sig = tensor.sig
-        return tensor
+        return tensor_of(storage, lease, 0, self.shape, self.strides, self.dtype, self.sig)
+
+    def traced(self, name: str, site: Site | None, number: int, call: object) -> NkiTensor:
+        """Return a tensor with a new storage, without bytes: most of what a traced kernel allocates."""
+        like, storage = self.storage, TracedStorage()
+        storage.buffer = like.buffer
+        storage.shape = shape = self.shape
+        storage.dtype = dtype = self.dtype
+        storage.name = name
+        storage.on_chip = like.on_chip
+        storage.partitions = like.partitions
+        storage.pitch = like.pitch
+        storage.address = None
+        storage.site = site
+        storage.number = number
+        storage.parameter = False
+        storage.constant = False
+        storage.loop = 0
+        storage.call = call
+        return tensor_of(storage, None, 0, shape, self.strides, dtype, self.sig)
 
 
 def _tensors(values: Iterable[object]) -> list[View]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import error
 from ..machine import dtypes
 from ..machine.memories import SBUF
 from .indexing import check_index_tile, is_dynamic_index
-from .layout import Indirection, Int, Layout, Register, is_int, shown
+from .layout import Indirection, Int, KnownLayout, Layout, Register, Shape, is_int, shown
 from .reshape import Reshaped
-from .storage import Storage
 
 V = TypeVar("V", bound="View")  # jedi knows it, but not typing.Self
-
-_blank = object.__new__
 
 
 class View(Reshaped):
@@ -26,31 +23,27 @@ class View(Reshaped):
     def bare(self) -> View:
         """Return the same view without a lease on its storage."""
         ind = self.indirection
-        if ind is None and self.__class__ is View:
+        if ind is None:
             return self
-        view = View.of(self.storage, self.offset, self.shape, self.strides, self.dtype, self._sig)
-        view.indirection = None if ind is None else ind.bare()
+        view = View(self.storage, self.offset, self.shape, self.strides, self.dtype, ind.bare())
+        view._sig = self.sig
         return view
 
-    @staticmethod
-    def of(
-        storage: Storage,
+    def _make(
+        self: V,
         offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
+        shape: Iterable[int],
+        strides: Iterable[int],
         dtype: dtypes.DType,
-        sig: int | None,
-    ) -> View:
-        """Return a view whose signature may be known. A trace makes many: this is faster than `View(...)`."""
-        view = _blank(View)
-        view.storage = storage
-        view.offset = offset
-        view.shape = shape
-        view.strides = strides
-        view.dtype = dtype
-        view.indirection = None
-        view._sig = sig
-        return view
+        indirection: Indirection | None,
+    ) -> V:
+        return View(self.storage, offset, Shape(shape), tuple(strides), dtype, indirection)  # type: ignore[return-value]
+
+    def _sliced(self: V, view: Layout, offset: int, layout: KnownLayout) -> V:
+        shape, strides, sig = layout
+        made = View(view.storage, offset, shape, strides, view.dtype)
+        made._sig = sig
+        return made  # type: ignore[return-value]
 
     def ap(
         self: V,
@@ -215,6 +208,18 @@ class View(Reshaped):
             raise error("shape", f"indirect: num_elem must be a positive int, got {shown(num_elem)}")
         ind = Indirection("tensor", index, self.dtype.itemsize, 1, base=self)
         return self._make(self.offset, (self.shape[0], int(count)), (self.strides[0], 1), self.dtype, ind)
+
+
+class TracedView(View):
+    """A view whose maker sets its slots. Python makes objects without an initialiser in half the time."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self) -> None: ...
+    else:
+        __init__ = object.__init__
 
 
 def _check_index_rows(index: View, rows: int, method: str) -> None:

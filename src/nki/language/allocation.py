@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NoReturn
 
-from ..errors import error
+from ..errors import error, user_site
 from ..ir.caches import LRUCache
 from ..ir.context import _local, current, warn
 from ..ir.layout import Int, is_int
@@ -14,10 +14,11 @@ from ..ir.tensor import NkiTensor, Template, whole
 from ..machine import dtypes
 from ..machine.dtypes import DType, DTypeLike
 from ..machine.machine import Machine
-from ..machine.memories import PSUM, SBUF, MemoryRegion
+from ..machine.memories import PSUM, SBUF, SHARED_HBM, MemoryRegion
 
-# (platform, shape, types of its entries, dtype, buffer) -> what to allocate
+# (platform, shape, types of its entries unless all are ints, dtype, buffer) -> what to allocate
 _CHECKED: LRUCache[tuple, Template] = LRUCache(1 << 16)
+_find_checked = _CHECKED.get
 
 
 def allocate(
@@ -32,24 +33,32 @@ def allocate(
     core = _local.core or current()
     key: tuple | None
     try:
-        key = (core.machine.name, tuple(shape), tuple(map(type, shape)), dtype, buffer)
-        checked = _CHECKED.get(key)
+        sizes, kinds = tuple(shape), None
+        for size in sizes:
+            if type(size) is not int:
+                kinds = tuple(map(type, sizes))
+                break
+        key = (core.platform, sizes, kinds, dtype, buffer)
+        checked = _find_checked(key)
     except TypeError:  # not a sequence, or something unhashable: the check reports which
         key = checked = None
     if checked is None:
-        checked = Template(*check_tensor(function, shape, dtype, buffer, core.machine))
+        checked = Template(*check_tensor(function, shape, dtype, buffer, core.machine), buffer)
         quiet = len(checked.shape) == len(shape) and not _excess(
             checked.shape, checked.dtype, buffer, core.machine
         )
         if key is not None and quiet:  # a warning is repeated at the next line that allocates
             _CHECKED.put(key, checked)
-    sizes, resolved = checked.shape, checked.dtype
-    if name.__class__ is not str:
+    if type(name) is not str:
         name = _check_name(function, name)
     if address is not None:
-        place = _check_address(function, address, sizes, resolved, buffer, core.machine)
-        return whole(*core.allocate(sizes, resolved, buffer, name, place))
-    return checked.tensor(*core.allocate(sizes, resolved, buffer, name, None))
+        place = _check_address(function, address, checked.shape, checked.dtype, buffer, core.machine)
+        return whole(*core.allocate(checked.shape, checked.dtype, buffer, name, place))
+    if core.recorder is not None and not core.loops and buffer is not SHARED_HBM:
+        counts = core.counts
+        counts.storages = number = counts.storages + 1
+        return checked.traced(name, user_site(3), number, core.launch.call)
+    return checked.tensor(*core.allocate(checked.shape, checked.dtype, buffer, name, None))
 
 
 # ---- checks --------------------------------------------------------------------------------------

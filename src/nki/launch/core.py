@@ -41,7 +41,7 @@ class Validation:
     The engine, how the operands are read and written, and whether there were warnings.
     """
 
-    __slots__ = ("engine", "access", "shifted", "warned")
+    __slots__ = ("engine", "access", "shifted", "warned", "reports")
 
     def __init__(
         self, engine: engine | None, access: OperandAccess, shifted: tuple[tuple[str, str], ...], warned: bool
@@ -50,6 +50,7 @@ class Validation:
         self.access = access
         self.shifted = shifted  # (output, input): overlap at different offsets, if both are one tensor
         self.warned = warned
+        self.reports = warned or bool(shifted)  # at every line, or for every instruction
 
 
 class Counts:
@@ -81,7 +82,9 @@ class Core:
         self.state = state
         self.index = state.index
         self.machine: Machine = launch.machine
+        self.platform = launch.machine.name
         self.validations = _VALIDATIONS[self.machine.name]
+        self.find_validation = self.validations.get  # bound once: every instruction asks
         self.recorder: Recorder | None = None  # while tracing
         self.sinks: list[Sink] = []
         self.counts = Counts()
@@ -121,6 +124,16 @@ class Core:
         if key is not None:
             self.validations.put(key, validation)
         return validation
+
+    def validated(self, instruction: Instruction, key: tuple | None, known: Validation | None) -> Validation:
+        """Validate an instruction unless that is known, and report what concerns its line or its tiles."""
+        if known is None or (known.warned and not self.has_warned(known, instruction.site)):
+            known = self.validate(instruction, key)
+            if known.warned:
+                self.has_warned(known, instruction.site)
+        if known.shifted:
+            self.warn_shifted(instruction, known.shifted)
+        return known
 
     def has_warned(self, validation: Validation, site: Site | None) -> bool:
         """Return True from the second time on that a validation with warnings is used on a line."""
@@ -235,18 +248,14 @@ class Core:
 def issue(instruction: Instruction) -> Instruction:
     """Validate an instruction and hand it to the sinks."""
     core = _local.core or current()
-    site = instruction.site = user_site(3)
+    instruction.site = user_site(3)
     try:
-        key: tuple | None = instruction.key()
-        validation = core.validations.get(key)
+        key: tuple | None = instruction.bare_key()
+        validation = core.find_validation(key)
     except (AttributeError, TypeError):  # not a tensor, or an unhashable option: validation reports it
         key = validation = None
-    if validation is None or (validation.warned and not core.has_warned(validation, site)):
-        validation = core.validate(instruction, key)
-        if validation.warned:
-            core.has_warned(validation, site)
-    if validation.shifted:
-        core.warn_shifted(instruction, validation.shifted)
+    if validation is None or validation.reports:
+        validation = core.validated(instruction, key, validation)
     instruction.runs_on = validation.engine
     instruction.access = validation.access
     instruction.handle = core.issued = core.issued + 1

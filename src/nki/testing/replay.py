@@ -20,7 +20,6 @@ from ..ir.context import current
 from ..ir.effects import effects
 from ..ir.engine_state import EngineState
 from ..ir.instruction import Instruction, State
-from ..ir.recorder import Recorder
 from ..ir.storage import Storage
 from ..ir.view import View
 from ..launch.core import Core
@@ -95,7 +94,6 @@ class Replay:
         self._inputs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._last_use: dict[Storage, int] = {}  # the step
         self._begun: dict[int, _Found] = {}  # by what runs on each core
-        self._bare = Recorder(lambda storage: None)
 
     # ---- the run ---------------------------------------------------------------------------------
 
@@ -116,13 +114,12 @@ class Replay:
         self._begun[core.index] = _Found(registers, tuple(fresh))
 
     def after(self, instruction: Instruction) -> None:
-        """Log an instruction that has run. Its operands become views that hold no bytes."""
+        """Log an instruction that has run. Its operands claim no bytes (`Instruction.bare_key`)."""
         core: Core = current()
         done = effects(instruction)
         received = None
         if not RECEIVES.isdisjoint(done.state):
             received = tuple(core.values(shown(view)).copy() for view in done.written)
-        self._bare.record(instruction)
         self._last_use.update((view.storage, len(self.steps)) for view in instruction.views())
         self.steps.append(_Step(core.index, instruction, self._begun.pop(core.index), received))
         if len(self.steps) % self.interval == 0:
