@@ -527,7 +527,7 @@ def test_static_loops_are_no_boundary():
     kernel()
 
 
-def test_an_edge_does_not_keep_tiles_alive():
+def test_edges_and_handles_do_not_keep_tiles_alive():
     from nki.ir.context import running
 
     @nki.jit
@@ -542,7 +542,7 @@ def test_an_edge_does_not_keep_tiles_alive():
             previous, tile = handle, None
         return len(running().memories)
 
-    assert kernel() == 1  # the tile of the last instruction, whose handle is kept
+    assert kernel() == 0
 
 
 def test_barriers_are_separate_in_every_iteration_of_a_loop():
