@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from ...ir.caches import cached_property
 from ...ir.layout import row_major
 from ...ir.storage import Storage
 from ..lowered import Lowered
@@ -75,10 +76,15 @@ class StepEmitter:
 
     def __init__(self, lowered: Lowered, core: int, outer: Collection[Any] = ()):
         self.storages = lowered.storage_numbers
-        self.items = {id(item): number for number, item in enumerate(lowered.items[core])}
+        self.lowered, self.core = lowered, core
         self.outer = outer  # values and buffers of the steps before a unit
         self.steps: list[PlanStep] = []
         self.chains: dict[int, ParallelSteps] = {}
+
+    @cached_property
+    def items(self) -> dict[int, int]:
+        """The number of each item of the core, by its identity."""
+        return {id(item): number for number, item in enumerate(self.lowered.items[self.core])}
 
     def emit(self, steps: Sequence[Any]) -> None:
         for step in steps:

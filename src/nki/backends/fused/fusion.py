@@ -6,6 +6,7 @@ computed where it is stored. Moves, fills and gathers without readers are remove
 
 from __future__ import annotations
 
+from itertools import chain
 from math import prod
 
 from ...machine.dtypes import float32
@@ -69,19 +70,25 @@ def _fuse_sum(node: Node, removed: set[Node], counts: dict[str, int]) -> None:
     if any(value.view.shape[0] != rows for value in sums):  # type: ignore[union-attr]
         return
     out.terms = [term for value in sums for term in (value.terms or ())]  # type: ignore[union-attr]
+    out.from_values = any(value.from_values for value in sums)  # type: ignore[union-attr]
     node.kind = "product"
     for value in sums:
         assert value is not None
         value.readers.remove(node)
         if value.terms is not None:
             removed.add(value.producers[0])
-            for term in value.terms:
-                for elements in term:
-                    if elements.base.__class__ is SSAValue:
-                        elements.base.readers.remove(value.producers[0])
-                        elements.base.readers.append(node)
+        if value.from_values:
+            _replace_reader(value, node)
     node.reads = []
     counts["sums"] = counts.get("sums", 0) + 1
+
+
+def _replace_reader(value: SSAValue, node: Node) -> None:
+    """Let a node read the terms of a sum in place of its producer."""
+    for elements in chain.from_iterable(value.terms or ()):
+        if elements.base.__class__ is SSAValue:
+            elements.base.readers.remove(value.producers[0])
+            elements.base.readers.append(node)
 
 
 def _sum_of(elements: Elements, node: Node) -> SSAValue | None:

@@ -119,9 +119,10 @@ class _Columns:
             self.by_object[id(elements)] = found
         return found
 
-    def of(self, places: list[Elements]) -> Column:
-        known, number = self.by_object, self._number
-        key = tuple([known[id(p)] if id(p) in known else number(p) for p in places])
+    def of(self, places: tuple[Elements, ...]) -> Column:
+        key: Any = tuple(map(self.by_object.get, map(id, places)))
+        if None in key:
+            key = tuple(map(self._number, places))
         found = self.columns.get(key)
         if found is None:
             found = self.columns[key] = Column(places)
@@ -135,7 +136,7 @@ def merge_products(nodes: Sequence[Node], narrow: bool = False) -> list[Gemm]:
     extra: list[Node] = []
     for node in nodes:
         terms = node.outputs[0][1].terms
-        left, right = columns.of([a for a, _ in terms]), columns.of([b for _, b in terms])
+        left, right = map(columns.of, zip(*terms, strict=True))
         family = families.setdefault(tuple([a.shape[0] for a in left]), {})
         if (left, right) in family:
             extra.append(node)
@@ -284,6 +285,7 @@ def _factor(columns: Sequence[tuple[Elements, ...]], mode: str, strides: tuple[i
 def _tiles(columns: Sequence[tuple[Elements, ...]]) -> list[FactorTile]:
     """Return the tiles to pack; adjacent ones are merged."""
     found: list[FactorTile] = []
+    layouts: dict[tuple, tuple[int, tuple[int, int] | None]] = {}  # width and strides as a matrix
     row = 0
     for term in range(len(columns[0])):
         rows = columns[0][term].shape[0]
@@ -292,7 +294,10 @@ def _tiles(columns: Sequence[tuple[Elements, ...]]) -> list[FactorTile]:
         strides: tuple[int, int] | None = None
         for places in columns:
             elements = places[term]
-            own = matrix_strides(elements, rows)
+            layout = rows, elements.shape, elements.strides
+            if layout not in layouts:
+                layouts[layout] = prod(elements.shape) // rows, matrix_strides(elements, rows)
+            width, own = layouts[layout]
             if (
                 first is None
                 or own is None
@@ -304,7 +309,7 @@ def _tiles(columns: Sequence[tuple[Elements, ...]]) -> list[FactorTile]:
                 if first is not None:
                     found.append(_tile(row, rows, begin, column, first, strides))
                 first, strides, begin = elements, own, column
-            column += prod(elements.shape) // rows
+            column += width
             if strides is not None:
                 following = first.offset + (column - begin) * strides[1]
         assert first is not None

@@ -18,7 +18,7 @@ from ...ir.layout import Shape
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.memories import MemoryRegion
-from .values import Elements, SSAValue
+from .values import Elements, LoadedValue, SSAValue
 
 
 class Untrackable(Exception):
@@ -75,15 +75,25 @@ class CoreTiles(dict[Storage, TileContents]):
     def __init__(self) -> None:
         super().__init__()
         self.placed: dict[MemoryRegion, dict[Storage, TileContents]] = {}  # those that hold something
+        self.loaded: dict[Storage, LoadedValue] = {}  # tiles that were written once and hold nothing else
         self.writes = 0
 
     def __missing__(self, storage: Storage) -> TileContents:
         found = self[storage] = TileContents(storage)
+        value = self.loaded.pop(storage, None)
+        if value is not None:
+            self.define(storage, value.view, value)
         return found
 
-    def define(self, view: View, value: SSAValue) -> None:
-        """Record that a view of a tile holds a value from now on."""
-        storage = view.storage
+    def load(self, storage: Storage, value: LoadedValue) -> None:
+        """Record that a tile without an address holds a value, in the place of the value's own view."""
+        if storage in self or storage in self.loaded:
+            self.define(storage, value.view, value)
+        else:
+            self.loaded[storage] = value  # most are read as they were written, and need no more
+
+    def define(self, storage: Storage, view: View, value: SSAValue) -> None:
+        """Record that a tile holds a value from now on, in the place of a view of this or an equal tile."""
         where = box_of(view)
         boxes = [where] if where.exact else exact_boxes(view, where)
         if boxes is None:

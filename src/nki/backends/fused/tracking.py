@@ -18,7 +18,16 @@ from ...machine.dtypes import float32
 from ..lowered import Signature
 from .storages import Storages
 from .tiles import CoreTiles, Untrackable, box_of
-from .values import Elements, SSAValue, as_dtype, joined, permuted, split_view, storage_elements
+from .values import (
+    Elements,
+    LoadedValue,
+    SSAValue,
+    as_dtype,
+    joined,
+    permuted,
+    split_view,
+    storage_elements,
+)
 
 WIDENED = ("bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2")  # exact in float32
 
@@ -79,6 +88,7 @@ class Tracker:
         self.nodes: list[Node] = []
         self.tiles = CoreTiles()
         self.sources: dict[tuple[Storage, int, int], Elements] = {}  # by storage, offset and signature
+        self.loads: dict[tuple[Signature, Storage, int], LoadedValue] = {}  # by what is copied
         self.fused: dict[str, int] = {"copies": 0, "matmuls": 0}
 
     def track(self, items: Sequence[Item], kinds: Sequence[Signature | None]) -> None:
@@ -89,10 +99,10 @@ class Tracker:
                 self.nodes.append(Node("fence", item, position))
                 position += _length(item)
                 continue
-            meaning = kind.meaning
+            meaning = kind.meaning.__class__
             if not (
-                (meaning.__class__ is MatrixProduct and self._product(item, meaning, position))  # type: ignore[arg-type]
-                or (meaning.__class__ is Move and self._move(item, kind, position))  # type: ignore[arg-type]
+                (meaning is MatrixProduct and self._product(item, kind.meaning, position))  # type: ignore[arg-type]
+                or (meaning is Move and self._move(item, kind, position))  # type: ignore[arg-type]
             ):
                 self._instruction(item, kind, position)  # type: ignore[arg-type]
             position += 1
@@ -157,16 +167,21 @@ class Tracker:
         value = SSAValue(view)
         value.producers.append(node)
         node.outputs.append((index, value, before))
-        self.tiles.define(view, value)
+        self.tiles.define(storage, view, value)
 
     def _move(self, instruction: Instruction, kind: Signature, position: int) -> bool:
         """Make a copy of a value an alias of it. False: the elements have to be moved."""
         meaning: Move = kind.meaning  # type: ignore[assignment]
         operands = instruction.operands()
         dst, src = operands[0], operands[1]
-        storages, source = self.storages, src.storage
-        if not dst.storage.on_chip or dst.storage in storages.in_place:
+        storages, storage, source = self.storages, dst.storage, src.storage
+        if not storage.on_chip or storage in storages.in_place:
             return False
+        loaded = self.loads.get((kind, source, src.offset))
+        if loaded is not None:
+            self.tiles.load(storage, loaded)
+            self.fused["copies"] += 1
+            return True
         same = dst.dtype is src.dtype
         if not same and not (dst.dtype is float32 and src.dtype in WIDENED):
             return False
@@ -188,10 +203,14 @@ class Tracker:
         if same and meaning.order is None and alias is None:
             return False
         if alias is not None and (alias.strides[-1] <= 1 or dst.shape[-1] == 1):
+            self.fused["copies"] += 1
+            if not source.on_chip and storage.address is None:
+                loaded = self.loads[kind, source, src.offset] = LoadedValue(dst, alias)
+                self.tiles.load(storage, loaded)
+                return True
             value = SSAValue(dst, alias)
             value.origin = None if wide is None else _origin_value(dst, wide, None)
-            self.tiles.define(dst, value)
-            self.fused["copies"] += 1
+            self.tiles.define(storage, dst, value)
             return True
         # products read the origin; other readers, if there are any, read what is moved
         node = Node("move", instruction, position)
@@ -204,7 +223,7 @@ class Tracker:
             elements.base.readers.append(node)
         node.outputs.append((0, value, None))
         self.nodes.append(node)
-        self.tiles.define(dst, value)
+        self.tiles.define(storage, dst, value)
         return True
 
     # ---- matmuls ---------------------------------------------------------------------------------
@@ -221,7 +240,7 @@ class Tracker:
             return False
         left, right = self._factor(stationary, position), self._factor(moving, position)
         if adds:
-            assert old is not None and old.terms is not None
+            assert old is not None
             node, value = old.producers[0], old
             node.position = position
             self.fused["matmuls"] += 1
@@ -231,21 +250,27 @@ class Tracker:
             value.producers.append(node)
             node.outputs.append((0, value, None))
             self.nodes.append(node)
-            self.tiles.define(dst, value)
+            self.tiles.define(dst.storage, dst, value)
         value.terms.append((left, right))  # type: ignore[union-attr]
-        if left.base.__class__ is SSAValue:
-            left.base.readers.append(node)
-        if right.base.__class__ is SSAValue:
-            right.base.readers.append(node)
+        for base in (left.base, right.base):
+            if base.__class__ is SSAValue:
+                base.readers.append(node)
+                value.from_values = True
         return True
 
     def _factor(self, view: View, position: int) -> Elements:
         """Locate an operand of a product: the origin that it was moved from, or the operand itself."""
-        sig = view._sig or view.sig
-        tile = self.tiles[view.storage]
+        storage, sig, tiles = view.storage, view._sig or view.sig, self.tiles
+        loaded = tiles.loaded.get(storage)
+        if loaded is not None:
+            found = loaded.parts.get(sig) or loaded.locate_part(view)
+            if found is not None:
+                return found
+        tile = tiles[storage]
         found = tile.factors.get(sig)
         if found is None:
-            found = self._origin_of(view) or tile.places.get(sig) or self._find(view, sig, position)
+            value = tile.exact.get(sig) or tiles.holder(view)
+            found = self._origin(view, value) or tile.places.get(sig) or self._find(view, value, position)
             if found.base.__class__ is SSAValue and found.base.pieces is not None:
                 found = found.base.in_single_piece(found) or found
             tile.factors[sig] = found
@@ -253,7 +278,14 @@ class Tracker:
 
     def _origin_of(self, view: View) -> Elements | None:
         """Locate the same numbers before they were transposed or widened."""
-        value = self.tiles[view.storage].exact.get(view._sig or view.sig) or self.tiles.holder(view)
+        return self._origin(view, self._value(view))
+
+    def _value(self, view: View) -> SSAValue | None:
+        """Return the value that holds all of a view, or None."""
+        return self.tiles[view.storage].exact.get(view._sig or view.sig) or self.tiles.holder(view)
+
+    def _origin(self, view: View, value: SSAValue | None) -> Elements | None:
+        """Locate a view in the origin of the value that holds it; None: several do."""
         return self._joined_origin(view) if value is None else _origin_in(value, view)
 
     def _joined_origin(self, view: View) -> Elements | None:
@@ -309,16 +341,15 @@ class Tracker:
         tile, sig = self.tiles[view.storage], view._sig or view.sig
         elements = tile.places.get(sig)
         if elements is None:
-            elements = self._find(view, sig, position)
+            elements = self._find(view, self._value(view), position)
             tile.places[sig] = elements
         elif elements.base.__class__ is SSAValue:
             elements.base.sealed = True
         return elements
 
-    def _find(self, view: View, sig: int, position: int) -> Elements:
-        tile = self.tiles[view.storage]
-        value = tile.exact.get(sig) or self.tiles.holder(view) or self._gather(view, position)
-        elements = value.locate(view)
+    def _find(self, view: View, value: SSAValue | None, position: int) -> Elements:
+        """Locate a view in the value that holds it, or in a new one if several do."""
+        elements = (value or self._gather(view, position)).locate(view)
         if elements is None:
             raise Untrackable(view.storage, "a view that is none of what was written")
         if elements.base.__class__ is SSAValue:
@@ -345,7 +376,7 @@ class Tracker:
         node.outputs.append((0, value, None))
         value.by_matmul = flags == {True}
         if len(flags) == 1:
-            self.tiles.define(frame, value)
+            self.tiles.define(storage, frame, value)
         self.nodes.append(node)
         return value
 

@@ -32,6 +32,9 @@ class Elements(NamedTuple):
 _elements = tuple.__new__  # a plan makes very many Elements: this is faster than their own __new__
 
 
+_row_major = lru_cache(maxsize=1 << 12)(row_major)
+
+
 def as_dtype(elements: Elements, dtype: DType) -> Elements:
     """Return the same elements as another dtype."""
     base, offset, shape, strides, _ = elements
@@ -45,6 +48,7 @@ class SSAValue:
     readers: list[Any]  # the nodes that read it, each as often as it does
     origin: SSAValue | None = None  # for products: the same numbers before they were transposed or widened
     terms: list[tuple[Elements, Elements]] | None = None  # a sum of products: stationary and moving
+    from_values = False  # of the terms, some are of values
     pieces: list[tuple[Box, SSAValue]] | None = None  # gathered from these, each in its box
     _own: Elements | None = None
     sealed = False  # it was read: no more terms are added
@@ -75,7 +79,7 @@ class SSAValue:
 
     def _whole(self) -> Elements:
         shape = tuple(self.view.shape)
-        self._own = Elements(self, 0, shape, row_major(shape), self.view.dtype)
+        self._own = _elements(Elements, (self, 0, shape, _row_major(shape), self.view.dtype))
         return self._own
 
     @property
@@ -113,15 +117,15 @@ class SSAValue:
     def locate(self, view: View) -> Elements | None:
         """Return the elements of a view of the same memory; None where they are no strided selection."""
         own, elements = self.view, self.elements
-        dtype = view.dtype
-        if view is own or (view._sig or view.sig) == (own._sig or own.sig):
+        dtype, sig, own_sig = view.dtype, view._sig or view.sig, own._sig or own.sig
+        if sig == own_sig:
             if elements is None:
                 return self._own or self._whole()
             return elements if elements.dtype is dtype else as_dtype(elements, dtype)
         if dtype.itemsize != own.dtype.itemsize:
             return None
         # both are on chip, where a signature has offset, shape and strides
-        key = (own.sig, view.sig, None if elements is None else elements.strides)
+        key = (own_sig, sig, None if elements is None else elements.strides)
         found = _LOCATED.get(key)
         if found is None:
             steps = row_major(own.shape) if elements is None else elements.strides
@@ -131,6 +135,21 @@ class SSAValue:
             return None
         offset, shape, strides = found
         return _elements(Elements, (self.base, self.offset + offset, shape, strides, dtype))
+
+
+class LoadedValue(SSAValue):
+    """A copy of HBM that is never written. Equal copies share it, and what was located in it."""
+
+    def __init__(self, view: View, elements: Elements):
+        super().__init__(view, elements)
+        self.parts: dict[int, Elements] = {}  # by signature of a view
+
+    def locate_part(self, view: View) -> Elements | None:
+        """Locate a view in a tile that holds nothing else; None where its values must be looked at."""
+        found = None if rectangle(view) is None else self.locate(view)
+        if found is not None:
+            self.parts[view.sig] = found
+        return found
 
 
 Located = tuple[int, tuple[int, ...], tuple[int, ...]]
