@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import random
 import sys
@@ -51,8 +52,8 @@ def by_words(request, monkeypatch):
         monkeypatch.setattr(words, "HAS_TAGS", False)
 
 
-def states_of(functions=(), cells=(), classes=(), root=None):
-    return identities.States(functions, cells, classes, root)
+def states_of(functions=(), cells=(), classes=(), objects=(), empty=(), root=None):
+    return identities.States(functions, cells, classes, objects, empty, root)
 
 
 def test_this_python_has_words():
@@ -89,6 +90,59 @@ def test_a_change_of_a_class_is_found(by_words, part, value):
     assert states.hold()
     setattr(derived, part, value)
     assert not states.hold()
+
+
+class Another:
+    pass
+
+
+class Tagged(enum.Enum):
+    a = 1
+
+
+class Number(int):
+    pass
+
+
+class Pair(tuple):
+    pass
+
+
+OBJECTS = [Plain(), Tagged.a, *map(Number, (0, 1, -7, 1 << 30, -(1 << 95))), Pair(), Pair((1, 2, 3))]
+
+
+@pytest.mark.parametrize("one", OBJECTS, ids=repr)
+def test_another_dict_of_an_object_is_found(by_words, one):
+    attributes = vars(one)
+    assert words.state_of(one, attributes) or not words.HAS_WORDS
+    states = states_of(objects=[one, Plain()])
+    assert states.hold()
+    object.__setattr__(one, "__dict__", dict(attributes))
+    assert not states.hold()
+    object.__setattr__(one, "__dict__", attributes)
+    assert states.hold()
+
+
+@pytest.mark.parametrize("one", OBJECTS[:2], ids=repr)
+def test_another_class_of_an_object_is_found(by_words, one):
+    other = Plain()
+    cls = type(one)
+    states = states_of(objects=[one, other])
+    assert states.hold()
+    object.__setattr__(one, "__class__", Another)
+    assert not states.hold()
+    object.__setattr__(one, "__class__", cls)
+    assert states.hold()
+
+
+@pytest.mark.parametrize("container", [{}, [], set()], ids=["dict", "list", "set"])
+def test_what_is_empty_stays_so(by_words, container):
+    states = states_of(empty=[{}, container, []])
+    assert states.hold()
+    getattr(container, {dict: "setdefault", list: "append", set: "add"}[type(container)])(1)
+    assert not states.hold()
+    container.clear()
+    assert states.hold()
 
 
 def test_a_doc_string_is_no_state(by_words):

@@ -8,16 +8,17 @@ import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ctypes import c_void_p, sizeof, string_at
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 
 from . import words
-from .words import PARTS, Words, counts_of, has_tag, places_of, tags_of
+from .words import PARTS, Words, counts_of, has_tag, places_of, state_of, tags_of
 
 MISSING = object()  # the value of a name that a namespace does not have
+attributes_of = object.__getattribute__  # runs no Python of a class
 ADDED = ("__slotnames__", "__annotations_cache__", "__abstractmethods__")  # by Python, when a class is used
 
 
@@ -48,23 +49,31 @@ def dict_of(cls: type) -> dict[str, Any]:
 
 
 class States:
-    """The parts of functions, cells and classes (`PARTS`). One function, the root, is not kept alive."""
+    """The parts of functions, cells and classes (`PARTS`), and the classes and `__dict__`s of objects.
+
+    One function, the root, is not kept alive.
+    """
 
     def __init__(
         self,
         functions: Sequence[types.FunctionType],
-        cells: Sequence[types.CellType],
-        classes: Sequence[type],
-        root: object,
+        cells: Sequence[types.CellType] = (),
+        classes: Sequence[type] = (),
+        objects: Sequence[object] = (),
+        empty: Sequence[Any] = (),  # containers that stay so
+        root: object = None,
     ):
-        self._empty = [vars(f) for f in functions if not vars(f)]  # they stay so
+        self._empty = [vars(f) for f in functions if not vars(f)] + [*empty]
         self._root = [weakref.ref(f) for f in functions if f is root]
         self._others = [f for f in functions if f is not root], cells, classes
-        self._kept = [*self._parts()]  # alive, so that nothing else gets their addresses
+        places = {id(value): state_of(value, attributes_of(value, "__dict__")) for value in objects}
+        self._objects = [value for value in objects if places[id(value)] is None]
+        self._kept = [*objects, *self._parts(objects)]  # alive, so that nothing else gets their addresses
         self._words: Words | None = None
         if words.HAS_WORDS:
-            places = [places_of(owners, kind) for kind, owners in self._owners()]
-            self._words = Words(chain(*places, counts_of(self._empty)))
+            parts = [places_of(owners, kind) for kind, owners in self._owners()]
+            states = [place for place in places.values() if place is not None]
+            self._words = Words(chain(*parts, *states, counts_of(self._empty)))
         self._state = self._present()
 
     def hold(self) -> bool:
@@ -74,15 +83,21 @@ class States:
     def _present(self) -> bytes:
         root = [ref() for ref in self._root]  # alive while its words are read
         if None in root or self._words is None:
-            return addresses((*self._parts(), *map(bool, self._empty)))
-        return self._words.read().tobytes()
+            return addresses((*self._parts(self._objects), *map(bool, self._empty)))
+        found = self._words.read().tobytes()
+        return found + addresses(_states(self._objects)) if self._objects else found
 
     def _owners(self) -> Iterator[tuple[type, Sequence[Any]]]:
         functions, *others = self._others
         return zip(PARTS, ([*(ref() for ref in self._root), *functions], *others), strict=True)
 
-    def _parts(self) -> Iterator[Any]:
-        return chain(*(map(attrgetter(p), owners) for kind, owners in self._owners() for p in PARTS[kind]))
+    def _parts(self, objects: Sequence[object]) -> Iterator[Any]:
+        found = [map(attrgetter(p), owners) for kind, owners in self._owners() for p in PARTS[kind]]
+        return chain(*found, _states(objects))
+
+
+def _states(objects: Sequence[object]) -> Iterator[Any]:
+    return chain(map(type, objects), map(attributes_of, objects, repeat("__dict__")))
 
 
 class _Names:

@@ -15,14 +15,14 @@ from abc import ABCMeta, get_cache_token
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from inspect import CO_OPTIMIZED
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..ir.tensor import NkiTensor
 from . import pure
 from .global_names import BY_TEXT, READING, GlobalUse, attributes_by_text, imports_in, names_in
-from .identities import ADDED, MISSING, Dicts, States, addresses, dict_of
+from .identities import ADDED, MISSING, Dicts, States, addresses, attributes_of, dict_of
 
 LARGEST = 20_000  # objects that are followed
 _UNREAD = pure.words("""
@@ -31,7 +31,6 @@ _UNREAD = pure.words("""
 """)  # attributes of a class whose parts a kernel's Python does not read
 
 _CONTENTS = attrgetter("cell_contents")
-_attributes_of = object.__getattribute__  # runs no Python of a class
 
 
 class Unknown(Exception):
@@ -78,9 +77,14 @@ class Snapshot:
                 raise self._unknown(f"more than {LARGEST} objects")
             self._follow(value)
         self._seen.clear()
+        own_classes = [*self._classes]
         self._note_methods_of_tensors()
-        self._states = States(self._functions, self._cells, self._classes, function)
-        self._contents = Dicts(self._names.values(), self._classes, self._dicts)
+        self._states = States(
+            *(self._functions, self._cells, self._classes, self._objects),
+            *([group for group in self._groups if not group], function),
+        )
+        self._groups = [group for group in self._groups if group]
+        self._contents = Dicts(self._names.values(), own_classes, self._dicts)
         self._functions.clear()
         parts, self._sizes = self._present()
         self._kept = [*parts]  # alive, so that nothing else gets their addresses
@@ -101,16 +105,9 @@ class Snapshot:
             return False
 
     def _present(self) -> tuple[Iterator[Any], list[int]]:
-        """Return what counts by its identity of objects and containers, and the sizes of these."""
-        others = [read(value) for value, read in self._others]
-        flat = chain.from_iterable
-        parts = chain(
-            map(type, self._objects),
-            map(_attributes_of, self._objects, repeat("__dict__")),
-            flat(self._groups),
-            flat(others),
-        )
-        return parts, [*map(len, self._groups), *map(len, others)]
+        """Return what counts by its identity in containers and other objects, and how many each has."""
+        found = [*self._groups, *(read(value) for value, read in self._others)]
+        return chain.from_iterable(found), [*map(len, found)]
 
     def _add(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -186,8 +183,12 @@ class Snapshot:
 
     def _note_methods_of_tensors(self) -> None:
         """Note those that the code names: they may be replaced."""
-        names = tuple(n for n in self._attributes.intersection(dir(NkiTensor)) if not n.startswith("__"))
-        self._others.append((NkiTensor, _members(names)))
+        names = [n for n in self._attributes.intersection(dir(NkiTensor)) if not n.startswith("__")]
+        for cls in NkiTensor.__mro__[:-1]:
+            self._classes.append(cls)
+            own = dict_of(cls)
+            for name in names:
+                self._note(own, name, own.get(name, MISSING))
 
     def _object(self, value: object) -> None:
         cls = type(value)
@@ -300,10 +301,6 @@ class Snapshot:
         self._add(value for value in vars(module).values() if isinstance(value, types.FunctionType))
 
 
-def _members(names: tuple[str, ...]) -> Callable[[type], tuple]:
-    return lambda cls: tuple(map(getattr, repeat(cls), names))
-
-
 def _pairs(value: Mapping) -> tuple:
     return (*value, *value.values())
 
@@ -311,7 +308,7 @@ def _pairs(value: Mapping) -> tuple:
 def _state(value: object) -> tuple:
     """Return the class, attributes and their values of an object; no Python of its class is run."""
     try:
-        return (type(value), *_pairs(_attributes_of(value, "__dict__")))
+        return (type(value), *_pairs(attributes_of(value, "__dict__")))
     except AttributeError:
         return (type(value),)
 
@@ -319,7 +316,7 @@ def _state(value: object) -> tuple:
 def _plain_attributes(value: object) -> dict | None:
     """Return the `__dict__` of an object, if it is a dict and no subclass of it."""
     try:
-        found = _attributes_of(value, "__dict__")
+        found = attributes_of(value, "__dict__")
     except AttributeError:
         return None
     return found if type(found) is dict else None

@@ -2,6 +2,14 @@
 
 Such a word holds the address of a part: it differs if and only if the part is another object. Where the words
 lie in an object is searched for in a probe. Where they are not found, attributes are read one by one.
+
+It rests on these facts of CPython 3.10 to 3.14. The parts of functions, cells and classes that a `class`
+statement has made are references in the object itself. The length of a dict or list follows the header of
+the object, that of a set one word later. An object's `__dict__`, once it was asked for, is a reference
+before the object (`Py_TPFLAGS_MANAGED_DICT`, from 3.11 on), at `__dictoffset__`, or after the items of an
+int or tuple. Up to 3.13 a dict has a tag after its length (PEP 509), which every change replaces by one
+that no dict had before. From 3.13 on that is not so for a dict of attributes whose values lie in their
+object: the second word after its tag is not 0.
 """
 
 from __future__ import annotations
@@ -16,7 +24,7 @@ import numpy as np
 
 PARTS: dict[type, tuple[str, ...]] = {
     types.FunctionType: (
-        *("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__name__", "__qualname__"),
+        *("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__name__", "__qualname__", "__class__"),
     ),
     types.CellType: ("cell_contents",),
     type: ("__mro__", "__name__", "__qualname__"),
@@ -24,6 +32,8 @@ PARTS: dict[type, tuple[str, ...]] = {
 TAGGED = ((3, 10), (3, 11), (3, 12), (3, 13))  # versions whose dicts have a tag, which each change replaces
 _WORD = sizeof(c_void_p)
 _COUNT = object.__basicsize__  # of a dict: where its length lies; its tag, keys and values follow
+_COUNTS: dict[type, int] = {dict: _COUNT, list: _COUNT, set: _COUNT + _WORD}
+_MANAGED_DICT = 1 << 4 if sys.version_info >= (3, 11) else 0  # of a class: the dict lies before the object
 _ALL = c_size_t * (1 << 8 * _WORD - 8)  # from an address on; those that are there are read
 
 
@@ -47,9 +57,34 @@ def places_of(values: Iterable[Any], kind: type) -> Iterator[int]:
     return (id(value) + offset for value in values for offset in offsets)
 
 
-def counts_of(dicts: Iterable[object]) -> Iterator[int]:
-    """Yield the addresses of the lengths of dicts."""
-    return (id(value) + _COUNT for value in dicts)
+def counts_of(containers: Iterable[object]) -> Iterator[int]:
+    """Yield the addresses of the lengths of dicts, lists and sets."""
+    return (id(value) + _COUNTS[type(value)] for value in containers)
+
+
+def state_of(value: object, attributes: dict) -> tuple[int, int] | None:
+    """Return the addresses of the words of an object's class and `__dict__`; None if they are not found."""
+    offset = _dict_offset(value) if HAS_WORDS else None
+    if offset is None:
+        return None
+    places = id(value) + _OFFSETS[types.FunctionType][-1], id(value) + offset
+    return places if [*Words(places).read()] == [id(type(value)), id(attributes)] else None
+
+
+def _dict_offset(value: object) -> int | None:
+    """Return where an object should have its `__dict__`: before it, in it, or after its items."""
+    cls = type(value)
+    if cls.__flags__ & _MANAGED_DICT:
+        return -3 * _WORD
+    if cls.__dictoffset__ > 0:
+        return cls.__dictoffset__
+    if isinstance(value, int):
+        items = -(-int.bit_length(value) // sys.int_info.bits_per_digit)
+    elif isinstance(value, tuple):
+        items = tuple.__len__(value)
+    else:
+        return None
+    return -(-(cls.__basicsize__ + items * cls.__itemsize__) // _WORD) * _WORD + cls.__dictoffset__
 
 
 def tags_of(dicts: Iterable[object]) -> Iterator[int]:
@@ -58,10 +93,7 @@ def tags_of(dicts: Iterable[object]) -> Iterator[int]:
 
 
 def has_tag(value: object) -> bool:
-    """Return True for a dict whose tag is replaced by every change.
-
-    From Python 3.13 on, attributes are set without that in a dict whose values lie in their object.
-    """
+    """Return True for a dict whose tag is replaced by every change."""
     if not HAS_TAGS or type(value) is not dict:
         return False
     return sys.version_info < (3, 13) or not Words([id(value) + _COUNT + 3 * _WORD]).read()[0]
@@ -90,13 +122,12 @@ def _probes() -> Iterator[Any]:
     return iter((probe, probe.__closure__[0], cls))  # type: ignore[index]
 
 
-def _are_dicts_counted(probe: dict) -> bool:
-    """Return True if the length of a dict is where it is read."""
-    lengths = []
-    for number in range(4):
-        lengths.append(int(Words(counts_of([probe])).read()[0]) == len(probe))
-        probe[number] = None
-    return all(lengths)
+def _are_lengths_found() -> bool:
+    """Return True if the lengths of containers are where they are read."""
+    numbers = {1, 2, 3}
+    numbers.discard(2)
+    probes: list[Any] = [{}, {1: 2, 3: 4}, [], [1, 2, 3], set(), numbers]
+    return [*Words(counts_of(probes)).read()] == [*map(len, probes)]
 
 
 def _are_dicts_tagged(probe: dict) -> bool:
@@ -123,7 +154,7 @@ _OFFSETS = {
     kind: _offsets(probe, parts) if _IS_CPYTHON else ()
     for (kind, parts), probe in zip(PARTS.items(), _probes(), strict=True)
 }
-HAS_WORDS = all(_OFFSETS.values()) and _are_dicts_counted({})
+HAS_WORDS = all(_OFFSETS.values()) and _are_lengths_found()
 HAS_TAGS = (
     HAS_WORDS
     and sys.version_info[:2] in TAGGED
