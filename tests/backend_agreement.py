@@ -106,11 +106,10 @@ def torch_results(program, arrays, device="cpu"):
     import torch
 
     from nki.backends.torch.graphs import run
-    from nki.backends.torch.runner import part_of
     from nki.backends.torch.schedule import Refused
     from nki.backends.torch.steps import device_plan_of
     from nki.frameworks.torch import from_numpy, to_numpy
-    from nki.kernel.devices import torch_name
+    from nki.kernel.devices import part_of, torch_name
 
     plan = device_plan_of(lower(program))
     if isinstance(plan, Refused):

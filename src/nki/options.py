@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -31,7 +31,20 @@ VARIABLES = (  # all that make Options
     *("UNSAFE_FP8FNCAST", "OPEN_NKI_CACHE", "OPEN_NKI_CACHE_BYTES", "OPEN_NKI_API", "OPEN_NKI_THREADS"),
     *("OPEN_NKI_DEVICE", "OPEN_NKI_WITHOUT", "OPEN_NKI_EXECUTOR"),
 )
-_RAW_NAMES = [getattr(os.environ, "encodekey", str)(name) for name in VARIABLES]
+_PLATFORM = ("NEURON_PLATFORM_TARGET_OVERRIDE", "NKI_NC_VERSION")
+
+
+def _raw_names(names: Iterable[str]) -> list[Any]:
+    return [getattr(os.environ, "encodekey", str)(name) for name in names]
+
+
+_RAW_VARIABLES, _RAW_PLATFORM = _raw_names(VARIABLES), _raw_names(_PLATFORM)
+
+
+def _settings(names: Sequence[str], raw_names: Sequence[Any]) -> tuple:
+    """Return what the environment holds for each variable; `os.environ` raises for those that are not set."""
+    raw = getattr(os.environ, "_data", None)
+    return tuple(map(os.environ.get, names) if raw is None else map(raw.get, raw_names))
 
 
 def _flag(name: str, default: bool = False) -> bool:
@@ -79,15 +92,10 @@ def _choice(name: str, allowed: tuple[str, ...]) -> str:
 
 def from_environment() -> Options:
     """Return the options as `nki.options` or else the environment sets them now."""
-    chosen = {name: value for name, value in _chosen.get().items() if name != "target"}
-    found = _read(_settings())
+    found, chosen = _read(_settings(VARIABLES, _RAW_VARIABLES)), _chosen.get()
+    if chosen:
+        chosen = {name: value for name, value in chosen.items() if name != "target"}
     return replace(found, **chosen) if chosen else found
-
-
-def _settings() -> tuple:
-    """Return what the environment holds for each variable; `os.environ` raises for those that are not set."""
-    raw = getattr(os.environ, "_data", None)
-    return tuple(map(os.environ.get, VARIABLES) if raw is None else map(raw.get, _RAW_NAMES))
 
 
 @lru_cache(maxsize=64)
@@ -135,12 +143,14 @@ def checked_device(name: str, what: str) -> str:
 def chosen_device() -> str:
     """Return the option `device` alone, without reading the others."""
     found = _chosen.get().get("device")
-    return (os.environ.get("OPEN_NKI_DEVICE", "").strip() if found is None else found) or ""
+    if found is None and "OPEN_NKI_DEVICE" in os.environ:  # to get what is not set takes longer
+        found = os.environ["OPEN_NKI_DEVICE"].strip()
+    return found or ""
 
 
 def framework_debug() -> bool:
     """NEURON_FRAMEWORK_DEBUG: whether torch and jax keep the programs they stage. Not an option."""
-    return _flag("NEURON_FRAMEWORK_DEBUG")
+    return "NEURON_FRAMEWORK_DEBUG" in os.environ and _flag("NEURON_FRAMEWORK_DEBUG")
 
 
 def cache_folder() -> Path:
@@ -153,14 +163,14 @@ def cache_folder() -> Path:
 
 def choose_machine(kernel_target: str | None = None) -> Machine:
     """Return the platform of a call: nki.options, override, the kernel's own target, NKI_NC_VERSION, trn3."""
-    env = os.environ
-    return find(
-        _chosen.get().get("target")
-        or env.get("NEURON_PLATFORM_TARGET_OVERRIDE")
-        or kernel_target
-        or env.get("NKI_NC_VERSION")
-        or DEFAULT_PLATFORM
-    )
+    return _machine(_chosen.get().get("target"), kernel_target, _settings(_PLATFORM, _RAW_PLATFORM))
+
+
+@lru_cache(maxsize=64)
+def _machine(chosen: str | None, kernel_target: str | None, settings: tuple) -> Machine:
+    """Return the platform of a call while the environment holds these settings."""
+    override, version = map(os.environ.get, _PLATFORM)
+    return find(chosen or override or kernel_target or version or DEFAULT_PLATFORM)
 
 
 # ---- in the code ---------------------------------------------------------------------------------

@@ -82,9 +82,13 @@ def _compiled(annotation: str) -> CodeType:
 def _declared(annotation: object, func: Callable) -> tensor | None:
     """Return the nt.tensor[...] of an annotation, also inside Optional and in its string form."""
     if isinstance(annotation, str):
-        try:
-            annotation = eval(_compiled(annotation), getattr(func, "__globals__", {}))
+        names = getattr(func, "__globals__", {})
+        try:  # most are a name
+            annotation = names[annotation] if annotation in names else eval(_compiled(annotation), names)
         except Exception:  # an annotation that does not evaluate declares nothing
             return None
-    found = (annotation, *typing.get_args(annotation))
-    return next((part for part in found if isinstance(part, tensor)), None)
+    if annotation is Tensor:
+        return None
+    if isinstance(annotation, tensor):
+        return annotation
+    return next((part for part in typing.get_args(annotation) if isinstance(part, tensor)), None)

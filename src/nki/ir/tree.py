@@ -130,6 +130,8 @@ def leaves(value: object, kind: type | tuple[type, ...]) -> list[Any]:
 
 def replace_leaves(value: object, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
     """Return the tree with every leaf of a kind changed; the others stay."""
+    if isinstance(value, kind):  # most trees are one leaf
+        return change(value)
     return map_tree(
         lambda leaf, path: change(leaf) if isinstance(leaf, kind) else leaf,
         value,

@@ -10,7 +10,6 @@ import inspect
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from operator import itemgetter
@@ -52,8 +51,7 @@ class _Branch(NamedTuple):
     children: list[Any]
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """The flattened arguments of a call."""
 
     tensors: list[TensorArgument]
@@ -61,7 +59,7 @@ class Arguments:
     unknown: str | None  # the argument that has no key
     structure: list[tuple[inspect.Parameter, Any]]  # each parameter with its slots, branches and values
     followed: list[Any]  # functions, and classes of objects, that the kernel's Python can reach
-    aliased: set[str]  # those given as name.must_alias_input
+    aliased: frozenset[str]  # those given as name.must_alias_input
     framework: Any = None  # that the tensors belong to; None for numpy
 
     def call(self, function: Any, tensors: Sequence[object]) -> Any:
@@ -86,7 +84,7 @@ class Arguments:
             TensorArgument(name, TensorSpec(tuple(value.shape), value.dtype), None)
             for name, value, _ in self.tensors
         ]
-        return replace(self, tensors=tensors, framework=None)
+        return self._replace(tensors=tensors, framework=None)
 
     def with_tensors(self, values: Sequence[object]) -> Arguments:
         """Return the same arguments with other values for the tensors, in order."""
@@ -94,23 +92,24 @@ class Arguments:
             TensorArgument(tensor.name, value, framework_of(value))
             for tensor, value in zip(self.tensors, values, strict=True)
         ]
-        return replace(self, tensors=tensors, key=None)
+        return self._replace(tensors=tensors, key=None)
 
 
 def bind(
     kernel: str, function: Any, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]
 ) -> Arguments:
     """Bind and flatten the arguments of a call; the one place where that is done."""
-    aliased = {key.removesuffix(ALIAS_SUFFIX) for key in kwargs if key.endswith(ALIAS_SUFFIX)}
-    for name in aliased & set(kwargs):
-        raise error("argument", f"{kernel}() got '{name}' twice, once as '{name}{ALIAS_SUFFIX}'")
+    names = tuple(kwargs)
+    aliased = _aliased(names)
     if aliased:
-        kwargs = {key.removesuffix(ALIAS_SUFFIX): value for key, value in kwargs.items()}
+        for name in aliased & kwargs.keys():
+            raise error("argument", f"{kernel}() got '{name}' twice, once as '{name}{ALIAS_SUFFIX}'")
+        names = tuple(name.removesuffix(ALIAS_SUFFIX) for name in names)
     try:
-        layout = _layout(Same(signature), len(args), tuple(kwargs))
+        layout = _layout(Same(signature), len(args), names)
     except TypeError as problem:
         accepted = list(signature.parameters)
-        unknown = [name for name in kwargs if name not in accepted]
+        unknown = [name for name in names if name not in accepted]
         raise error(
             "argument",
             f"{kernel}() {problem}",
@@ -118,23 +117,19 @@ def bind(
             help=suggest(unknown[0], accepted) if unknown else None,
         ) from None
     given = (*args, *kwargs.values())
-    values = [value_in(given) for _, _, value_in in layout.varying]
-    check_shapes(function, {p.name: value for (_, p, _), value in zip(layout.varying, values, strict=True)})
+    values = [varying.find(given) for varying in layout.varying]
+    check_shapes(function, {v.name: value for v, value in zip(layout.varying, values, strict=True)})
     flattening = _Flattening(layout.followed)
-    keys, structure = layout.keys.copy(), layout.structure.copy()
-    for (number, parameter, _), value in zip(layout.varying, values, strict=True):
-        if parameter.kind is parameter.VAR_KEYWORD:
-            pairs = {k: flattening.visit(v, k) for k, v in value.items()}
-            key: Any = tuple((k, key) for k, (key, _) in pairs.items())
-            container = tree.container_of(value)
-            assert container is not None
-            node: Any = _Branch(container, value, [node for _, node in pairs.values()])
-        else:
-            key, node = flattening.visit(value, parameter.name)
-        keys[number], structure[number] = (parameter.name, key), (parameter, node)
+    keys, structure = [], layout.structure.copy()
+    for (number, parameter, name, _, default), value in zip(layout.varying, values, strict=True):
+        is_named = name is layout.named
+        key, node = flattening.visit_named(value) if is_named else flattening.visit(value, name)
+        structure[number] = parameter, node
+        if key != default:
+            keys.append((name, key))
     return Arguments(
         flattening.tensors,
-        tuple(keys) if flattening.unknown is None else None,
+        (layout.defaults, tuple(keys)) if flattening.unknown is None else None,
         flattening.unknown,
         structure,
         flattening.followed,
@@ -143,13 +138,29 @@ def bind(
     )
 
 
+@lru_cache(maxsize=1024)
+def _aliased(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.removesuffix(ALIAS_SUFFIX) for name in names if name.endswith(ALIAS_SUFFIX))
+
+
+class _Varying(NamedTuple):
+    """A parameter whose value a call gives, or whose default may change."""
+
+    number: int
+    parameter: inspect.Parameter
+    name: str
+    find: Callable[[tuple], Any]  # its value among those that are given
+    default: Any  # the key of its default; None if there is none, or it may change
+
+
 class _Layout(NamedTuple):
     """How a signature takes the arguments of a call: what does not change from call to call, and the rest."""
 
-    keys: list[Any]  # of each parameter; None where a call gives its value
+    defaults: Same  # the keys of all defaults, also of those that a call replaces: one object for equal ones
     structure: list[Any]
     followed: list[Any]
-    varying: list[tuple[int, inspect.Parameter, Callable[[tuple], Any]]]  # with what finds its value
+    varying: list[_Varying]
+    named: str | None  # the parameter that takes all other names
 
 
 @lru_cache(maxsize=1024)
@@ -159,16 +170,25 @@ def _layout(signature: Same, count: int, names: tuple[str, ...]) -> _Layout:
     bound = signature.value.bind(*numbers[:count], **dict(zip(names, numbers[count:], strict=True)))
     given = set(bound.arguments)
     bound.apply_defaults()
-    layout = _Layout([], [], [], [])
+    keys, structure, varying = [], [], []
+    followed: list[Any] = []
     for number, (name, value) in enumerate(bound.arguments.items()):
         parameter = signature.value.parameters[name]
-        key, node, followed = (None, None, []) if name in given else _default(parameter, value)
-        layout.keys.append(key)
-        layout.structure.append(node)
-        layout.followed.extend(followed)
-        if key is None:
-            layout.varying.append((number, parameter, _finder(parameter, value, name in given)))
-    return layout
+        key, node, reached = _default(parameter, parameter.default)
+        keys.append((name, key))
+        is_fixed = key is not None and name not in given
+        structure.append((parameter, node) if is_fixed else None)
+        followed.extend(reached if is_fixed else ())
+        if not is_fixed:
+            varying.append(_Varying(number, parameter, name, _finder(parameter, value, name in given), key))
+    named = next((v.name for v in varying if v.parameter.kind is inspect.Parameter.VAR_KEYWORD), None)
+    return _Layout(_one_object(tuple(keys)), structure, followed, varying, named)
+
+
+@lru_cache(maxsize=1024)
+def _one_object(value: tuple) -> Same:
+    """Return one object for equal tuples: fast to hash, and to compare."""
+    return Same(value)
 
 
 def _finder(parameter: inspect.Parameter, value: Any, is_given: bool) -> Callable[[tuple], Any]:
@@ -185,7 +205,7 @@ def _default(parameter: inspect.Parameter, value: Any) -> tuple[Any, Any, list[A
     if isinstance(value, (*_PLAIN, Enum, dtypes.DType)) and not hasattr(value, "shape"):
         key, node = flattening.visit(value, parameter.name)
         if flattening.unknown is None:
-            return (parameter.name, key), (parameter, node), flattening.followed
+            return key, node, flattening.followed
     return None, None, []
 
 
@@ -224,6 +244,14 @@ class _Flattening:
             children.append(node)
         names = tuple(self._leaf_key(key, name) for key in value) if isinstance(value, dict) else ()
         return (kind, tuple(keys), names), _Branch(container, value, children)
+
+    def visit_named(self, values: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the key of arguments by name, and their node."""
+        pairs = {name: self.visit(value, name) for name, value in values.items()}
+        container = tree.container_of(values)
+        assert container is not None
+        key = tuple((name, key) for name, (key, _) in pairs.items())
+        return key, _Branch(container, values, [node for _, node in pairs.values()])
 
     def _tensor_key(self, value: Any, name: str) -> Any:
         try:

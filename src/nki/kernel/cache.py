@@ -102,7 +102,10 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
 
     def find(self, key: Any) -> CachedProgram | None:
         """Return the entry of an equal call, unless something that its Python read has changed."""
-        found = self.get(key)
+        return self.checked(key, self.get(key))
+
+    def checked(self, key: Any, found: CachedProgram | None) -> CachedProgram | None:
+        """Return the entry that a key has, unless something that its Python read has changed."""
         if found is not None and not found.holds():
             if self.get(key) is found:
                 self.discard(key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import NkiError
 from ..ir.caches import per_program
@@ -37,8 +38,8 @@ def run_on_device(call: Call, tensors: Sequence[Any]) -> list[Any] | str:
     if options.executor == "reference" or options.strict or not options.precise_fp:
         return "the reference backend is asked for"  # which reports everything at its line
     home = tensors[0].device
-    if any(tensor.device != home for tensor in tensors) or not all(map(_is_dense, tensors)):
-        return "its tensors are not all dense, on one device"
+    if any(tensor.device != home or tensor.is_neg() for tensor in tensors):
+        return "its tensors are not all on one device, without a flag to negate them"
     program, found = _run_cached(call, tensors, home)
     if program is None:
         with warnings.catch_warnings():
@@ -61,16 +62,9 @@ def _run_cached(call: Call, tensors: Sequence[Any], home: Any) -> tuple[Program 
     started = None
     if entry is not None and entry.program is not None:
         started = start(entry.program, tensors, home, call.options, entry.verified)
-    found = None if call.key is None else programs.find(call.key)
-    if started is None or found is None or found is not entry:
+    if call.key is None or programs.checked(call.key, entry) is None or entry is None or started is None:
         return None, ""
     return entry.program, started if isinstance(started, str) else started.finish(call.kernel.returns)
-
-
-def _is_dense(tensor: Any) -> bool:
-    import torch
-
-    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.is_neg())
 
 
 def run_staged(staged: Staged, tensors: Sequence[Any], device: Any) -> list[Any] | str:
@@ -135,8 +129,7 @@ class InOrder:
         return found
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """A program that a device was asked to run. What it writes is new; the arguments are as they were."""
 
     program: Program
@@ -159,8 +152,6 @@ class Started:
         return [replace_leaves(self.program.result, View, lambda view: self._returned(view, found))]
 
     def _returned(self, view: View, found: Mapping[Storage, Any]) -> Any:
-        from ..backends.torch.runner import part_of
-
         own = self.originals.get(view.storage)
         if own is None:
             memory = found[view.storage] if view.storage in found else self.constants[view.storage]
@@ -188,12 +179,19 @@ def start(
     given = {s: _plain(t, device) for s, t in originals.items()}
     if plan is None:
         return Started(program, originals, changed, {}, InOrder(program, given, device, options, verified))
+    torch, graphs = _loaded()
+    pending = graphs.start(plan, given, device)
+    return Started(program, originals, changed, plan.constants_on(torch, device), pending)
+
+
+@cache
+def _loaded() -> tuple[Any, Any]:
+    """Return torch and what runs plans: to import them anew costs a warm call some microseconds."""
     import torch
 
     from ..backends.torch import graphs
 
-    pending = graphs.start(plan, given, device)
-    return Started(program, originals, changed, plan.constants_on(torch, device), pending)
+    return torch, graphs
 
 
 def _bound_to_host(program: Program, options: Options, verified: dict[int, int]) -> str:
@@ -225,10 +223,14 @@ def _may_change(written: Sequence[Any], tensors: Sequence[Any]) -> bool:
 
 def _as_dtype(tensor: Any, dtype: DType) -> Any:
     """Return a tensor that holds elements as one of their dtype."""
-    import torch
-
-    wanted = getattr(torch, torch_name(dtype))
+    wanted = getattr(_loaded()[0], torch_name(dtype))
     return tensor if tensor.dtype == wanted else tensor.view(wanted)
+
+
+def part_of(tensor: Any, view: View) -> Any:
+    """Return the tensor of a view of a storage."""
+    start = tensor.storage_offset() + view.offset
+    return tensor.as_strided(tuple(view.shape), tuple(view.strides), start)
 
 
 def torch_name(dtype: DType) -> str:

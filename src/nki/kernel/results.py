@@ -87,7 +87,7 @@ def report_unwritten(view: View, execution: Execution, site: Site | None) -> Non
 
 
 def warn_lost_writes(
-    kernel: CalledKernel, transfer: Transfer, execution: Execution, result: Any, aliased: set[str]
+    kernel: CalledKernel, transfer: Transfer, execution: Execution, result: Any, aliased: frozenset[str]
 ) -> None:
     """Report arguments that the kernel wrote to no effect, because their framework cannot change them."""
     returned = {id(view.storage) for view in leaves(result, View)}

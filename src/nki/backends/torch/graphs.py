@@ -77,6 +77,29 @@ class Capture(Protocol):
     def replay(self, given: Tensors) -> Pending: ...
 
 
+class _History:
+    """What happened to a plan on a device."""
+
+    __slots__ = ("is_ready", "is_refused", "replays", "places")
+
+    def __init__(self, places: dict[Storage, int]):
+        self.is_ready = False  # it ran, and can be captured
+        self.is_refused = False
+        self.replays = 0
+        self.places: dict[Storage, int | None] = {  # at every run so far; None: it moves
+            storage: place if place % ALIGNED == 0 else None for storage, place in places.items()
+        }
+
+    def has_moved(self, now: dict[Storage, int]) -> bool:
+        """Note where the arguments lie; return True if one of them moved that had not before."""
+        before = self.places
+        if before == now:
+            return False
+        moved = [s for s, place in before.items() if place is not None and place != now[s]]
+        before.update(dict.fromkeys(moved))
+        return bool(moved)
+
+
 class PlanGraphs:
     """The plans that ran on one device: captured at the second run, replayed from then on."""
 
@@ -89,62 +112,47 @@ class PlanGraphs:
     ):
         self.make, self.capture, self.limit, self.kernels = make, capture, limit, kernels
         self.graphs: LRUCache[int, Capture] = LRUCache(GRAPHS, limit)
-        self.ready: weakref.WeakSet[DevicePlan] = weakref.WeakSet()  # ran, and can be captured
-        self.refused: weakref.WeakSet[DevicePlan] = weakref.WeakSet()
-        self.replays: weakref.WeakKeyDictionary[DevicePlan, int] = weakref.WeakKeyDictionary()
-        self.places: weakref.WeakKeyDictionary[DevicePlan, dict[Storage, int | None]] = (
-            weakref.WeakKeyDictionary()
-        )  # where an argument lay at every run so far; None: it moves
+        self.histories: weakref.WeakKeyDictionary[DevicePlan, _History] = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # one graph is used at a time: they share the workspace of cuBLAS
 
     def run(self, plan: DevicePlan, given: Tensors) -> Pending:
+        places = {storage: tensor.data_ptr() for storage, tensor in given.items()}
         with self.lock:
-            has_moved = self._note_places(plan, given)
+            history = self.histories.get(plan)
+            if history is None:
+                history = self.histories[plan] = _History(places)
+            has_moved = history.has_moved(places)
             graph = self.graphs.find(id(plan))
             if graph is not None and self.kernels.take(plan):
                 self.graphs.discard(id(plan))  # new kernels are loaded by a run before they are captured
                 graph = None
-            elif (graph is not None and has_moved) or (graph is None and plan in self.ready):
+            elif (graph is not None and has_moved) or (graph is None and history.is_ready):
                 self.graphs.discard(id(plan))
-                graph = self._captured(plan, given)
+                graph = self._captured(plan, given, history)
             if graph is not None:
-                self._count(plan)
+                history.replays += 1
+                if history.replays == OFTEN:
+                    self.kernels.ask(plan)
                 return graph.replay(given)
         runner = self.make(plan, given)
         found = runner.run()
-        if runner.stayed and found is not None and plan not in self.refused:
-            self.ready.add(plan)
+        if runner.stayed and found is not None and not history.is_refused:
+            history.is_ready = True
         return Pending(found)
 
-    def _note_places(self, plan: DevicePlan, given: Tensors) -> bool:
-        """Note where the arguments lie; return True if one of them moved that had not before."""
-        now = {storage: tensor.data_ptr() for storage, tensor in given.items()}
-        before = self.places.get(plan)
-        if before is None:
-            self.places[plan] = {s: place if place % ALIGNED == 0 else None for s, place in now.items()}
-            return False
-        moved = [s for s, place in before.items() if place is not None and place != now[s]]
-        before.update(dict.fromkeys(moved))
-        return bool(moved)
-
-    def _count(self, plan: DevicePlan) -> None:
-        self.replays[plan] = self.replays.get(plan, 0) + 1
-        if self.replays[plan] == OFTEN:
-            self.kernels.ask(plan)
-
-    def _captured(self, plan: DevicePlan, given: Tensors) -> Capture | None:
+    def _captured(self, plan: DevicePlan, given: Tensors, history: _History) -> Capture | None:
         """Return the captured work of a plan; None: each call asks for its steps, from now on."""
-        self.ready.discard(plan)  # once evicted, it runs before it is captured again
+        history.is_ready = False  # once evicted, it runs before it is captured again
         try:
-            in_place = {s for s, place in self.places[plan].items() if place is not None}
+            in_place = {s for s, place in history.places.items() if place is not None}
             graph = self.capture(plan, given, in_place)
         except Exception as problem:  # whatever it is, the plan runs without a graph
-            self.refused.add(plan)
+            history.is_refused = True
             text = f"the work of a kernel on the GPU is not captured as a graph: {problem}"
             emit_warning("device-graph", text, None, ["each call asks for every step: it takes longer"], None)
             return None
         if graph.nbytes > self.limit:
-            self.refused.add(plan)
+            history.is_refused = True
             return None
         weakref.finalize(plan, self.graphs.discard, id(plan))
         self.graphs.put(id(plan), graph, graph.nbytes)
@@ -221,6 +229,9 @@ def _graphs_on(torch: ModuleType, where: TorchDevice) -> PlanGraphs:
     """Return the graphs of a GPU, with one stream to capture on."""
     if where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
+    known = _on_device.get(where)
+    if known is not None:
+        return known
     with _lock:
         if where not in _on_device:
             stream, done = torch.cuda.Stream(where), torch.cuda.Event()
