@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,9 @@ from support import loaded, stored, target
 
 torch = pytest.importorskip("torch")
 from backend_agreement import assert_agrees  # noqa: E402
+from nki.backends.lowered import lower  # noqa: E402
+from nki.backends.torch.indirect import IndexedWrite  # noqa: E402
+from nki.backends.torch.steps import device_plan_of  # noqa: E402
 
 MODES = {"error": nisa.oob_mode.error, "skip": nisa.oob_mode.skip}
 DEVICES = {"cpu": {}, **({"cuda": {"OPEN_NKI_DEVICE": "cuda"}} if torch.cuda.is_available() else {})}
@@ -65,6 +70,29 @@ def rows_to(x, values, ids, mode: str = "error"):
         nisa.tensor_tensor(new, old, given, nl.add)
         nisa.dma_copy(rows, new, oob_mode=MODES[mode])
     return out
+
+
+@nki.jit
+def rows_in_turn(x, values, ids, between: str = "", mode: str = "error"):
+    """x with the rows of each matrix of values at a column of ids; a "w" writes x, an "r" reads it."""
+    count, rows, columns = values.shape
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    seen = nl.ndarray((count, rows, columns), x.dtype, buffer=nl.shared_hbm)
+    index, tile = loaded(ids), loaded(x)
+    nisa.dma_copy(out, tile)
+    given = nl.ndarray((rows, count, columns), x.dtype)
+    nisa.dma_copy(given, values.permute((1, 0, 2)))
+    nisa.dma_copy(seen.permute((1, 0, 2)), given)
+    for c in range(count):
+        place = out.vector_select(0, index[:, c : c + 1])
+        nisa.dma_copy(place, given[:, c], oob_mode=MODES[mode])
+        if between[c : c + 1] == "w":
+            nisa.dma_copy(out[3:5], tile[3:5])
+        elif between[c : c + 1] == "r":
+            old = nl.ndarray((rows, columns), x.dtype)
+            nisa.dma_copy(old, out[0:rows])
+            nisa.dma_copy(seen[c], old)
+    return out, seen
 
 
 @nki.jit
@@ -130,6 +158,39 @@ def test_rows_are_added_to_what_earlier_ones_left(device, mode):
 def test_equal_indices_of_a_scatter_are_the_warning_of_the_host(device):
     given = [floats(24, 10), floats(16, 10, seed=1), numbers((16, 1), 0, 4)]
     assert assert_agrees(rows_to.trace(*given), given, "torch", exact=True, **device) == "dropped"
+
+
+def scatters_of(program):
+    steps = device_plan_of(lower(program)).steps
+    return [s.count for s in steps if isinstance(getattr(s.node, "instruction", None), IndexedWrite)]
+
+
+def distinct(rows, count, high, chance):
+    return np.stack([chance.permutation(high)[:rows] for _ in range(count)], 1).astype(np.int32)
+
+
+@pytest.mark.parametrize("mode", ["error", "skip"])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_scatters_to_one_table_are_written_in_turn(device, mode, seed):
+    """Equal indices of different scatters: the last one counts. Reads and writes between them see theirs."""
+    chance = np.random.default_rng(seed)
+    between = "".join(chance.choice([*"   wr"], 7))
+    ids = distinct(16, 7, 20, chance)
+    if mode == "skip":
+        ids[chance.random(ids.shape) < 0.3] = 20
+        ids[:, 4] = 20
+    given = [floats(20, 6), floats(7, 16, 6, seed=1), ids]
+    program = rows_in_turn.trace(*given, between=between, mode=mode)
+    assert assert_agrees(program, given, "torch", exact=True, **device) == "ran"
+    runs = [len(run) + 1 for run in re.split("[wr]", between[:-1])]
+    assert scatters_of(program) == runs
+
+
+def test_equal_indices_of_one_scatter_that_a_later_one_overwrites_are_reported(device):
+    ids = distinct(16, 2, 20, np.random.default_rng(0))
+    ids[1, 0] = ids[0, 0] = ids[0, 1]
+    given = [floats(20, 6), floats(2, 16, 6, seed=1), ids]
+    assert assert_agrees(rows_in_turn.trace(*given), given, "torch", exact=True, **device) == "dropped"
 
 
 def test_matrices_by_a_scalar_index(device):

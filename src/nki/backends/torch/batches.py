@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...machine.dtypes import float32
 from ..fused.emission import output_elements
 from ..fused.tracking import Node
@@ -110,6 +112,13 @@ class Batch(DeviceStep):
         old = [grid for _, _, grid in self.outputs]
         return [*results, *old, *[grid for _, grid in self.reads], self.before, self.after]
 
+    def place_of(self, grid: OperandGrid) -> tuple[OperandGrid, tuple[int, ...]]:
+        """Return an operand and its leading dimensions: 1 for a result that all members write in turn."""
+        is_result = any(grid is out for _, out, _ in self.outputs)
+        if is_result and self.count > 1 and not any(grid.regular(self.lead) or (1,)):
+            return grid.part(0, 1), (1,) * len(self.lead)
+        return grid, self.lead
+
     @property
     def nbytes(self) -> int:
         """The bytes of all operands."""
@@ -162,11 +171,13 @@ def _written_elements(out: Any) -> Elements:
 def _copies(nodes: Sequence[Node], repetitions: Repetitions) -> list[GridCopy]:
     """Return the parts of gathers, those of equal layout together; later ones overwrite earlier ones."""
     found: dict[Any, tuple[list[Elements], list[Elements]]] = {}
+    visible = _visible_parts(nodes[0])  # the parts of the others lie as these do
+    apart = sum(nodes[0].parts[number][0].size for number in visible) <= nodes[0].outputs[0][1].size
     for node in nodes:
         value: SSAValue = node.outputs[0][1]
         there = value if value.stored_at is None else value.relocated(value.stored_at)
-        apart = sum(view.size for view, _ in node.parts) <= value.size  # no part covers another
-        for number, (view, source) in enumerate(node.parts):
+        for number in visible:
+            view, source = node.parts[number]
             target = there.locate(view)
             assert target is not None
             key = (0 if apart else number, layout_of(target), layout_of(source))
@@ -175,3 +186,18 @@ def _copies(nodes: Sequence[Node], repetitions: Repetitions) -> list[GridCopy]:
             sources.append(source)
     pairs = [map(repetitions.grid, pair) for pair in found.values()]
     return [copy for pair in pairs for copy in grid_copies(*pair)]
+
+
+def _visible_parts(node: Node) -> list[int]:
+    """Return the numbers of the parts of a gather that later ones do not cover."""
+    value: SSAValue = node.outputs[0][1]
+    covered = np.zeros(value.size, np.bool_)
+    found = []
+    for number in reversed(range(len(node.parts))):
+        place = value.locate(node.parts[number][0])
+        assert place is not None
+        area: np.ndarray = np.ndarray(place.shape, np.bool_, covered, place.offset, place.strides)
+        if not area.all():
+            found.append(number)
+            area[...] = True
+    return found[::-1]

@@ -120,18 +120,16 @@ class IndexedWrite(IndexedMove):
     skips: bool
 
     def compute(self, table: Lanes, src: Lanes, index: Lanes) -> None:
+        """Write the rows of all members in turn: they have one table (`LevelScheduler`)."""
         torch = table.device.torch
         ids, valid = _row_numbers(table, index, self.rows)
-        shape = (*table.front, ids.shape[-1], *table.shape[1:])
+        shape = (*ids.shape, *table.shape[1:])
         new = table.like(torch.empty(shape, dtype=table.tensor.dtype, device=ids.device), table.dtype)
         convert(new, src.reshape(new.shape), self.src.dtype, self.table.dtype)
-        values = new.tensor
         _doubt(table, _repeated(torch, ids, valid))
-        if self.skips:
-            ids, values = _without_skipped(table, ids, valid, values)
-        else:
+        if not self.skips:
             _doubt(table, ~valid)
-        table.tensor[_places(table, ids)] = values
+        _write_rows(table, ids.reshape(-1), valid.reshape(-1), new.tensor.reshape(-1, *table.shape[1:]))
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -165,16 +163,17 @@ def _permuted(rows: Lanes, shape: tuple[int, ...], order: Any) -> Lanes:
     return found if order is None else found.transpose(tuple(order))
 
 
-def _without_skipped(table: Lanes, ids: Any, valid: Any, values: Any) -> tuple[Any, Any]:
-    """Let rows that are left out repeat one that is written; if there is none, write row 0 as it is."""
+def _write_rows(table: Lanes, ids: Any, valid: Any, values: Any) -> None:
+    """Write values to rows, the later ones last; those that are not valid write what their row has then."""
     torch = table.device.torch
-    some = valid.any(-1, keepdim=True)
-    first = valid.to(torch.int64).argmax(-1, keepdim=True)
-    ids = torch.where(valid, ids, torch.where(some, ids.gather(-1, first), 0))
-    rank = values.dim()
-    other = values[_places(table, first)]
-    other = torch.where(_beside(some, rank), other, table.tensor.narrow(table.lead, 0, 1))
-    return ids, torch.where(_beside(valid, rank), values, other)
+    positions = torch.arange(len(ids), device=ids.device)
+    last = torch.full((len(table),), -1, device=ids.device)  # of each row: what is written there last
+    last.scatter_reduce_(0, ids, torch.where(valid, positions, -1), "amax")
+    chosen = last[ids]
+    places = _places(table, ids.reshape(*table.front, -1))
+    old = table.tensor[places].reshape(values.shape)
+    new = torch.where(_beside(chosen >= 0, values.dim()), values[chosen.clamp(0)], old)
+    table.tensor[places] = new.reshape(*table.front, *new.shape)  # the operand itself: Inductor copies none
 
 
 def _repeated(torch: Any, ids: Any, valid: Any) -> Any:

@@ -67,7 +67,7 @@ class StepKernels:
 
     def take(self, plan: DevicePlan) -> bool:
         """Let the plan use its kernels, if they were finished meanwhile; return whether it has new ones."""
-        found = self.done.pop(plan, None)
+        found = self.done.pop(plan, None) if self.done else None
         if found:
             plan.kernels[self.where] = found
         elif found is not None and self.problem:
@@ -130,7 +130,8 @@ class StepKernels:
             for grid in step.operands():
                 if grid is not None:
                     held = getattr(self.torch, held_as(grid.layout.dtype.storage))
-                    shape, strides = grid.tensor_layout(step.lead)
+                    place, lead = step.place_of(grid)
+                    shape, strides = place.tensor_layout(lead)
                     found.append(self.torch.empty_strided(shape, strides, dtype=held, device=self.where))
         return found
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from ...ir.context import activate
 from ...ir.storage import Storage
-from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import DType, f32
 from ..fused.products import NARROW
@@ -29,12 +28,6 @@ from .steps import DevicePlan
 if TYPE_CHECKING:
     from torch import Tensor
     from torch import device as TorchDevice
-
-
-def part_of(tensor: Tensor, view: View) -> Any:
-    """Return the tensor of a view of a storage."""
-    start = tensor.storage_offset() + view.offset
-    return tensor.as_strided(tuple(view.shape), tuple(view.strides), start)
 
 
 class DeviceRunner(InstructionRunner):
@@ -137,7 +130,7 @@ class DeviceRunner(InstructionRunner):
         if grid.regular(step.lead) is None and any(grid is out for _, out, _ in step.outputs):
             shape = (*step.lead, *grid.layout.shape)
             return self.torch.empty(shape, dtype=self._held_dtype(grid.layout.dtype), device=self.where)
-        return self.read(grid, step.lead)
+        return self.read(*step.place_of(grid))
 
     def _copy(self, copy: GridCopy, values: Tensor, memory: Tensor) -> None:
         """Copy values to the target of a copy, in some memory."""

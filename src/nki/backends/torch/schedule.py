@@ -20,6 +20,7 @@ from ..fused.storages import Storages
 from ..fused.tracking import Node, node_inputs
 from ..fused.values import Elements, SSAValue, storage_elements
 from ..lowered import REGISTERS, lanes_of, register_use
+from .indirect import IndexedWrite
 
 MERGED = 4.0  # how many times smaller than all its tiles the factors of a merged product must be
 LAST = 1 << 30  # the level after which what only products read is computed, all of a stage together
@@ -59,12 +60,14 @@ class LevelScheduler:
         self.registers: dict[tuple[int, str], AccumulatorValue] = {}
         self.orders: dict[SSAValue, tuple[int, tuple[int, int]]] = {}  # window and order of its producer
         self.memory: AccessLevels[tuple[int, int]] = AccessLevels()
+        self.scatters: dict[Storage, tuple[tuple[int, int], tuple]] = {}  # the last one: order, signature
         self.written: dict[Storage, np.ndarray] = {}
         self.window = 0
 
     def next_window(self) -> None:
         self.window += 1
         self.memory = AccessLevels()
+        self.scatters.clear()
 
     def elements(self, node: Node) -> tuple[tuple[int, int], StepMember]:
         before, after = self._registers(node)
@@ -128,10 +131,21 @@ class LevelScheduler:
             self._check_written(view)
         storages = [view.storage for view in reads], [view.storage for view in writes]
         depth, level = self.memory.after(*storages, order)
+        if node.instruction.__class__ is IndexedWrite:
+            level -= self._continues_scatter(node, order, (depth, level))
+            self.scatters[writes[0].storage] = (depth, level + 1), _scatter_signature(node)
         self.memory.add(*storages, (depth, level + 1))
         for view in writes:
             self._mark(view)
         return depth, level + 1
+
+    def _continues_scatter(self, node: Node, inputs: tuple[int, int], before: tuple[int, int]) -> bool:
+        """Return whether the last access to the table of a scatter is an equal one: they are one step then.
+
+        The members of that step are in program order, because they write to one place.
+        """
+        last = self.scatters.get(node.outputs[0][1].storage)
+        return last == (before, _scatter_signature(node)) and inputs < before
 
     def _read_views(self, node: Node) -> list[View]:
         found = [source for _, source in node.reads if source.__class__ is not Elements]
@@ -198,6 +212,10 @@ def signature(member: StepMember) -> tuple:
         return node.kind, frames, parts, outputs
     options = instruction_options(node.instruction) if node.kind == "compute" else ()
     return node.kind, node.order, node.written, options, reads, outputs, registers
+
+
+def _scatter_signature(node: Node) -> tuple:
+    return signature(StepMember(node, None, None)), node.outputs[0][1].offset
 
 
 def instruction_options(instruction: Any) -> tuple:
