@@ -12,7 +12,7 @@ from kernels import blocked_mnk, tiled  # noqa: E402
 M, K, N = 4096, 8192, 8192
 
 
-def milliseconds(torch, call, rounds=5):
+def milliseconds(torch, call, rounds=20):
     """Return the time of the fastest of some calls; the device is idle before and after."""
     found = []
     for _ in range(rounds):
@@ -89,7 +89,7 @@ def projections(torch, tokens=4096, hidden=4096, inner=3584):
             given = [tensor.to(dtype) for tensor in (x, gate, up, down, qkv)]
             bare = milliseconds(torch, lambda plain=plain, given=given: plain(*given))
             label = (
-                f"{name} {tokens} tokens bf16, warm ({warm:.2f} ms) / torch {str(dtype)[6:]} ({bare:.2f} ms)"
+                f"{name} {tokens} tokens bf16, warm ({warm:.3f} ms) / torch {str(dtype)[6:]} ({bare:.3f} ms)"
             )
             rows.append((label, f"{warm / bare:.2f}x", "1.5x" if dtype == torch.bfloat16 else ""))
         rows += where_time_goes(torch, own)
@@ -141,7 +141,7 @@ def experts(torch, tokens=4096, hidden=2048, inner=1024, count=8, chosen=2, bloc
     warm, bare = milliseconds(torch, own), milliseconds(torch, plain)
     label = f"moe_cte {tokens} tokens, {chosen} of {count} experts, bf16, warm / torch"
     rows = [
-        (f"{label} ({bare:.2f} ms)", f"{warm / bare:.2f}x", "1.5x"),
+        (f"{label} ({warm:.2f} / {bare:.2f} ms)", f"{warm / bare:.2f}x", "1.5x"),
         ("  its first call", f"{first:.1f} s", ""),
     ]
     return [*rows, ("  its relative difference", f"{error:.1e}", ""), *where_time_goes(torch, own)]
@@ -193,14 +193,22 @@ def attention(torch, heads=32, length=4096, width=128):
     return [*rows, ("  its relative error to float32", f"{error:.1e}", ""), *where_time_goes(torch, own)]
 
 
+def host_milliseconds(torch, call, rounds=20):
+    """Return the time until the fastest of some calls returns, before the device has finished."""
+    found = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - begin) * 1e3)
+    return min(found)
+
+
 def where_time_goes(torch, call):
-    """Return the GPU's time by kind of work, and the host's time to launch it."""
+    """Return the time of the host and of the GPU apart, and the GPU's by kind of work."""
     from torch.profiler import ProfilerActivity, profile
 
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    call()
-    asked = time.perf_counter() - begin
+    asked = host_milliseconds(torch, call)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         call()
@@ -214,6 +222,6 @@ def where_time_goes(torch, call):
             spent[next((kind for kind in kinds if kind in event.name.lower()), "elementwise")] += (
                 event.device_time / 1e3
             )
-    rows = [("  the host asks for its steps in", f"{asked * 1e3:.1f} ms", "")]
-    rows.append((f"  the GPU works, in {launches} launches", f"{sum(spent.values()):.1f} ms", ""))
-    return rows + [(f"    {kind}", f"{ms:.1f} ms", "") for kind, ms in spent.most_common()]
+    rows = [("  the call returns, of which some wait for the GPU, after", f"{asked:.3f} ms", "")]
+    rows.append((f"  the GPU works, in {launches} launches", f"{sum(spent.values()):.3f} ms", ""))
+    return rows + [(f"    {kind}", f"{ms:.3f} ms", "") for kind, ms in spent.most_common()]
