@@ -220,6 +220,29 @@ def test_random_changes_of_dicts_are_found(by_words, number):
             kept += holder.values()  # alive, so that an address is not used again
 
 
+@pytest.mark.parametrize("number", range(5))
+def test_each_store_of_a_line_that_runs_often_is_found(by_words, number):
+    """Python specialises such a line, and then may not go through the functions of dicts."""
+    owner, holder = [*owners()][number]
+    owner.a = 0
+    for step in range(300):
+        dicts = identities.Dicts([(holder, {"a": owner.a})], [], [])
+        assert dicts.hold()
+        store(owner, str(step))
+        assert not dicts.hold()
+
+
+def test_words_of_classes_in_c_are_not_read(monkeypatch):
+    def refuse(values, kind):
+        raise AssertionError
+
+    monkeypatch.setattr(identities, "places_of", refuse)
+    states_of(classes=[Plain, int])
+    if words.HAS_WORDS:
+        with pytest.raises(AssertionError):
+            states_of(classes=[Plain])
+
+
 def test_a_class_gets_no_other_names(by_words):
     cls = type("A", (), {"a": 1})
     own = identities.dict_of(cls)

@@ -70,7 +70,7 @@ class States:
         self._objects = [value for value in objects if places[id(value)] is None]
         self._kept = [*objects, *self._parts(objects)]  # alive, so that nothing else gets their addresses
         self._words: Words | None = None
-        if words.HAS_WORDS:
+        if words.HAS_WORDS and all(map(words.is_heap_type, classes)):
             parts = [places_of(owners, kind) for kind, owners in self._owners()]
             states = [place for place in places.values() if place is not None]
             self._words = Words(chain(*parts, *states, counts_of(self._empty)))

@@ -33,6 +33,7 @@ TAGGED = ((3, 10), (3, 11), (3, 12), (3, 13))  # versions whose dicts have a tag
 _WORD = sizeof(c_void_p)
 _COUNT = object.__basicsize__  # of a dict: where its length lies; its tag, keys and values follow
 _COUNTS: dict[type, int] = {dict: _COUNT, list: _COUNT, set: _COUNT + _WORD}
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _MANAGED_DICT = 1 << 4 if sys.version_info >= (3, 11) else 0  # of a class: the dict lies before the object
 _ALL = c_size_t * (1 << 8 * _WORD - 8)  # from an address on; those that are there are read
 
@@ -49,6 +50,11 @@ class Words:
     def read(self) -> np.ndarray:
         """Return the words, in order."""
         return self._memory.take(self._numbers)
+
+
+def is_heap_type(cls: type) -> bool:
+    """Return True for a class that was made while Python runs: others are shorter, and have no such words."""
+    return bool(cls.__flags__ & _HEAP_TYPE)
 
 
 def places_of(values: Iterable[Any], kind: type) -> Iterator[int]:
