@@ -92,7 +92,8 @@ class Signature:
         reads = [i for i, _ in access.reads]
         written = [i for i in instruction.write_at if isinstance(operands[i], View)]
         self.elements = sum([operands[i].size for i in written])
-        self.written = tuple(name in [names[i] for i in written] for name in access.views)
+        written_names = {names[i] for i in written}
+        self.written = tuple([name in written_names for name in access.views])
         self.hbm_reads = tuple(names[i] for i in reads if not operands[i].storage.on_chip)
         self.hbm_writes = tuple(
             (names[i], i in instruction.read_at) for i in written if not operands[i].storage.on_chip

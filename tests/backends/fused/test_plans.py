@@ -58,6 +58,28 @@ def test_sums_stay_within_the_bound_of_float32_summation():
     assert (np.abs(found - exact) <= bound).all()
 
 
+@nki.jit
+def loaded_again(left, right, change):
+    """left.T @ right three times, from equal loads; the second moving tile is changed after its load."""
+    out = nl.ndarray((3, left.shape[1], 256), nl.float32, buffer=nl.shared_hbm)
+    for number in range(3):
+        stationary, moving = kernels.load(left, 0, 128, 0, 128), kernels.load(right, 0, 128, 0, 512)
+        if number == 1 and change == "part":
+            nisa.memset(moving[:, 100:200], 2.0)
+        if number == 1 and change == "whole":
+            nisa.dma_copy(moving, right[128:256])
+        psum = nl.ndarray((left.shape[1], 256), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(psum, stationary, moving[:, 64:320])
+        nisa.dma_copy(out[number], kernels.drain(psum, nl.float32))
+    return out
+
+
+@pytest.mark.parametrize("change", ["", "part", "whole"])
+def test_equal_loads_share_their_source_until_one_tile_is_changed(change):
+    arrays = factors(256, 128, 512)
+    assert assert_agrees(loaded_again.trace(*arrays, change), arrays, exact=True) == "ran"
+
+
 # ---- what becomes of a program -------------------------------------------------------------------
 
 

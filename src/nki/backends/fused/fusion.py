@@ -105,6 +105,8 @@ def _sum_of(elements: Elements, node: Node) -> SSAValue | None:
 
 def _is_whole(elements: Elements, value: SSAValue) -> bool:
     """Return whether these are all elements of a value, in the order in which they were written."""
+    if elements is value.own:
+        return True
     if elements.offset or value.base is not value or prod(elements.shape) != value.size:
         return False
     dense = reshape_strides(elements.shape, elements.strides, (value.size,))

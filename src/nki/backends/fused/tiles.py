@@ -51,6 +51,9 @@ class TileContents:
 
     def overwrite(self, boxes: list[Box], where: Box) -> None:
         """Remove what a write to these boxes, which lie in `where`, covers."""
+        if len(self.segments) == 1 and boxes == [self.segments[0].where]:  # most write the same again
+            self.segments, self.exact, self.places, self.factors = [], {}, {}, {}
+            return
         first, last, start, stop, _ = where
         remaining = []
         for segment in self.segments:

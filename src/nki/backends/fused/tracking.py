@@ -235,7 +235,11 @@ class Tracker:
             dst.storage in in_place or stationary.storage in in_place or moving.storage in in_place
         ):
             return False
-        adds, old = self._adds(dst, meaning.accumulate)
+        old = self.tiles[dst.storage].exact.get(dst._sig or dst.sig)
+        if old is not None and meaning.accumulate is None:
+            adds = old.by_matmul
+        else:
+            adds, old = self._adds(dst, meaning.accumulate)
         if adds and (old is None or old.terms is None or old.sealed):
             return False
         left, right = self._factor(stationary, position), self._factor(moving, position)

@@ -50,7 +50,7 @@ class SSAValue:
     terms: list[tuple[Elements, Elements]] | None = None  # a sum of products: stationary and moving
     from_values = False  # of the terms, some are of values
     pieces: list[tuple[Box, SSAValue]] | None = None  # gathered from these, each in its box
-    _own: Elements | None = None
+    own: Elements | None = None  # all elements, where it has memory of its own
     sealed = False  # it was read: no more terms are added
     by_matmul = False
     is_zero = False
@@ -75,12 +75,12 @@ class SSAValue:
     def unlink(self) -> None:
         """Drop the references that form cycles; the value is not used any more."""
         self.producers, self.readers = [], []
-        self._own = self.origin = self.pieces = self.terms = self.base = None
+        self.own = self.origin = self.pieces = self.terms = self.base = None
 
     def _whole(self) -> Elements:
         shape = tuple(self.view.shape)
-        self._own = _elements(Elements, (self, 0, shape, _row_major(shape), self.view.dtype))
-        return self._own
+        self.own = _elements(Elements, (self, 0, shape, _row_major(shape), self.view.dtype))
+        return self.own
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +120,7 @@ class SSAValue:
         dtype, sig, own_sig = view.dtype, view._sig or view.sig, own._sig or own.sig
         if sig == own_sig:
             if elements is None:
-                return self._own or self._whole()
+                return self.own or self._whole()
             return elements if elements.dtype is dtype else as_dtype(elements, dtype)
         if dtype.itemsize != own.dtype.itemsize:
             return None
