@@ -271,11 +271,16 @@ class TileLifetimes:
             self.closed[storage.buffer].append(tuple.__new__(LiveTiles, tiles))  # there are many
 
     def add(self, instructions: Iterable[Instruction]) -> None:
-        """Add the lifetimes of all tiles of a recorded program."""
+        """Add the lifetimes of the tiles of a whole recorded program: of those that are live at its peaks."""
         begins, ends = first_and_last(instructions)
-        for storage, first in begins.items():
-            if storage.on_chip:
-                self._close(storage, tuple.__new__(Lifetime, (first, ends[storage])))
+        for memory in self.closed:
+            tiles = [storage for storage in begins if storage.buffer is memory]
+            lives = [Lifetime(begins[tile], ends[tile]) for tile in tiles]
+            sizes = [tile.taken(self.machine) if tile.address is None else 0 for tile in tiles]
+            at = int(live_bytes(zip(lives, sizes, strict=True)).argmax())
+            for tile, life in zip(tiles, lives, strict=True):
+                if tile.address is not None or life.first <= at <= life.last:
+                    self._close(tile, life)
 
     def close_all(self) -> None:
         """End all lifetimes."""

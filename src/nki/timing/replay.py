@@ -47,26 +47,29 @@ GONE = ReplayStep(0, REMOVED, 0.0, 0.0, 0.0, None)
 class ReplayColumns(NamedTuple):
     """The operations of a replay, in the order in which they were begun, as one list per field.
 
-    The moments of operation i in this order are 4 * i to 4 * i + 3.
+    A link is the index of a moment: i is when operation i in this order is DONE; others follow them all.
     """
 
     steps: list[ReplayStep]
     links: list[Links]  # not before these moments
-    across: list[Links]  # not before these and the latency between engines
+    across: list[Links]  # not before these results and the latency between engines
 
     def ordered(self, order: Sequence[int]) -> ReplayColumns:
         """Return the columns in this order."""
         steps, links, across = self
         return ReplayColumns([steps[i] for i in order], [links[i] for i in order], [across[i] for i in order])
 
-    def changed(self, change: Change, order: Sequence[int], at: Sequence[int]) -> ReplayColumns:
-        """Return the columns with a change. `order` has the numbers of the operations, `at` the inverse."""
+    def changed(self, change: Change, owners: Sequence[int], at: Sequence[int]) -> ReplayColumns:
+        """Return the columns with a change.
+
+        `owners` has the number of the operation of each moment, `at` the index of each operation.
+        """
         new = ReplayColumns(list(self.steps), list(self.links), list(self.across))
         for number, others in change.dropped.items():
             i = at[number]
             for column in (new.links, new.across):
                 if column[i]:
-                    column[i] = [moment for moment in column[i] if order[moment // 4] not in others]
+                    column[i] = [link for link in column[i] if owners[link] not in others]
         edits: tuple[tuple[Mapping[int, Any], Callable[[ReplayStep, Any], ReplayStep]], ...] = (
             (change.work, lambda step, times: step._replace(held=step.held * times)),
             (change.tables, lambda step, ns: step._replace(before=ns)),
@@ -79,7 +82,7 @@ class ReplayColumns(NamedTuple):
             i = at[number]
             new.steps[i] = GONE
             if instead != number:
-                new.links[i], new.across[i] = (4 * at[instead] + DONE,), ()
+                new.links[i], new.across[i] = (at[instead],), ()
         return new
 
 
@@ -116,16 +119,23 @@ class Replay:
             for start, end, i in core.table_loads
         }
         self.places: dict[tuple[int, str], int] = {}
+        self.others: dict[tuple[int, int], int] = {}  # (operation in order, moment) -> its index
         by_number = self.columns = ReplayColumns([], [], [])
         for core in self.cores:
             self._add_links(core)
         by_number.steps[:] = self._steps()
         self.columns = by_number.ordered(self.order)
+        self.owners = [*self.order, *(self.order[i] for i, _ in self.others)]
 
     @cached_property
     def at(self) -> list[int]:
         """When each operation was begun, by number: its index in the order of all."""
         return np.argsort(self.order).tolist()
+
+    def _link(self, i: int, moment: int) -> int:
+        """Return the link to a moment of operation i of the order."""
+        new = len(self.order) + len(self.others)
+        return i if moment == DONE else self.others.setdefault((i, moment), new)
 
     def number(self, op: Operation) -> int:
         return self.first[op.core] + op.index
@@ -143,12 +153,15 @@ class Replay:
         moments = moments_of(kinds, producers, users, why)
         links = (kinds[producers] == DMA_KIND) | (moments == SEEN)
         across = ~links & (kinds[producers] != kinds[users])  # otherwise the order of the engine implies it
-        numbers = 4 * np.array(self.at)[core.columns.first + producers.astype(np.int64)] + moments
+        numbers = np.array(self.at, np.int64)[core.columns.first + producers.astype(np.int64)]
+        (others,) = np.nonzero(links & (moments != DONE))
+        pairs = zip(numbers[others].tolist(), moments[others].tolist(), strict=True)
+        numbers[others] = [self._link(i, moment) for i, moment in pairs]
         for column, chosen in ((self.columns.links, links), (self.columns.across, across)):
             order = np.argsort(users[chosen], kind="stable")
             found = numbers[chosen][order].tolist()
             ends = np.cumsum(np.bincount(users[chosen], minlength=len(kinds))).tolist()
-            column += [found[a:b] if a < b else () for a, b in zip([0, *ends], ends, strict=False)]
+            column += [tuple(found[a:b]) if a < b else () for a, b in zip([0, *ends], ends, strict=False)]
 
     def _steps(self) -> list[ReplayStep]:
         """Return how each operation runs."""
@@ -223,7 +236,8 @@ class Replay:
         """Parts of the PE array are places of their own; a matmul waits for those it overlaps."""
         tile, number = work.pe_tile, self.number(op)
         if on_tile and on_tile.keys() != {tile}:
-            before = [4 * i + FREE for other, i in on_tile.items() if other != tile and other.overlaps(tile)]
+            others = [i for other, i in on_tile.items() if other != tile and other.overlaps(tile)]
+            before = [self._link(i, FREE) for i in others]
             self.columns.links[number] = [*self.columns.links[number], *before]
         on_tile[tile] = self.at[number]
         step = known.get((op.core, id(work)))
@@ -243,7 +257,7 @@ class Replay:
         found: Links = ()
         if core.ready[i] < begun and (op.core, op.kind, begun) not in free:  # not its data, not its engine
             others = (free.get((op.core, rival, begun)) for rival in RIVALS[op.kind])
-            found = tuple(4 * other + FREE for other in others if other is not None)
+            found = tuple(self._link(other, FREE) for other in others if other is not None)
         free[op.core, op.kind, core.free[i]] = self.at[number]
         return found
 
@@ -251,8 +265,9 @@ class Replay:
 
     def run(self, change: Change | None = None) -> float:
         """Return ns until the last result, with the change."""
-        columns = self.columns if change is None else self.columns.changed(change, self.order, self.at)
-        moments = [0.0] * (4 * len(self.operations))
+        columns = self.columns if change is None else self.columns.changed(change, self.owners, self.at)
+        count, tells = len(self.order), self._tells
+        moments = [0.0] * len(self.owners)
         idle = [0.0] * len(self.places)
         engines = [DmaEngines(self.machine) for _ in self.cores]
         arrays = [Activity(self.machine) for _ in self.cores]
@@ -261,10 +276,9 @@ class Replay:
         to_engine, to_dma = self.machine.semaphore_ns, self.machine.compute_to_dma_ns
         gap = self.machine.same_engine_gap_ns
         arrived: dict[tuple, tuple[int, int, float]] = {}  # first of two cores at a barrier
-        moment = -4
         # One loop without calls: it passes over every operation for every what-if.
-        for (place, way, before, held, result, extra), links, across in zip(*columns, strict=True):
-            moment += 4
+        rows = zip(range(count), *columns, strict=True)
+        for i, (place, way, before, held, result, extra), links, across in rows:
             begin = idle[place] if way < TENSOR else 0.0
             for other in links:
                 if moments[other] > begin:
@@ -276,34 +290,49 @@ class Replay:
                     if ready > begin:
                         begin = ready
             if way == DMA:
-                moments[moment] = begin
                 idle[place] = begin + held
-                moments[moment + 2] = move[place](begin + before, extra) + result
+                moments[i] = move[place](begin + before, extra) + result
+                for _, asked in tells.get(i, ()):
+                    moments[asked] = begin
+                continue
+            if way == REMOVED:
+                moments[i] = begin
+                for _, asked in tells.get(i, ()):
+                    moments[asked] = begin
                 continue
             if way == TENSOR:  # the stationary operand is loaded while the array works on
                 begin = max(begin + before, idle[place])
                 before = 0.0
-            moments[moment] = begin
-            if way == REMOVED:
-                moments[moment + 1] = moments[moment + 2] = moments[moment + 3] = begin
-                continue
-            if way == TENSOR:
                 array = array_of[place]
                 slow = array.slowdown(begin)
                 held *= slow
                 array.add(begin, begin + held, extra, slow)
             elif way == BARRIER and len(self.cores) > 1:
                 if extra not in arrived:
-                    arrived[extra] = (moment, place, begin)
+                    arrived[extra] = (i, place, begin)
                     continue
                 there, where, came = arrived.pop(extra)
                 begin = max(begin, came)
-                moments[there + 1] = moments[there + 2] = idle[where] = begin + held
-                moments[there + 3] = begin + held + gap
-            idle[place] = moments[moment + 1] = end = begin + before + held
-            moments[moment + 2] = end + result
-            moments[moment + 3] = end + result + gap
-        return max(moments[DONE::4], default=0.0)
+                moments[there] = idle[where] = begin + held
+                for moment, asked in tells.get(there, ()):
+                    moments[asked] = begin + held + (gap if moment == SEEN else 0.0)
+            idle[place] = end = begin + before + held
+            moments[i] = end + result
+            if i in tells:
+                for moment, asked in tells[i]:
+                    moments[asked] = end + result + gap if moment == SEEN else end
+        return max(moments[:count], default=0.0)
+
+    @cached_property
+    def _tells(self) -> dict[int, list[tuple[int, int]]]:
+        """The moments but DONE that are asked for, and their indices, by operation of the order.
+
+        Of a transfer that is BEGUN, of an instruction FREE or SEEN.
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
+        for (i, moment), index in self.others.items():
+            found.setdefault(i, []).append((moment, index))
+        return found
 
 
 class DmaEngines:
