@@ -6,14 +6,14 @@ Two products in one tile become a sum, without an error. `accumulate=True` says 
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..errors import Site
 from ..ir.boxes import Box, box
 from ..ir.instruction import Instruction, State
-from ..ir.items import Diagnostic
+from ..ir.items import Diagnostic, Item, Loop
 from ..ir.operand_access import OperandAccess
 from ..ir.program import Program
 from ..ir.storage import Storage
@@ -128,9 +128,29 @@ def continued_products(program: Program) -> list[Diagnostic]:
     found: dict[tuple, Diagnostic] = {}
     for items in program.cores:
         watch = PsumWatch({})  # the program holds its tiles
+        if not _may_continue(items, watch.operands):
+            continue
         for instruction in walked(items, {}):
             known = watch.operands.get(id(instruction.access))
             if known is None or known.reads or known.writes:  # most touch no PSUM
                 watch(instruction)
         found = {**watch.found, **found}
     return [*found.values()]
+
+
+def _may_continue(items: Sequence[Item], operands: dict[int, PsumOperands]) -> bool:
+    """Return False if all matmuls into a tile come before the first read of it, as in most kernels."""
+    read: set[Storage] = set()
+    for item in items:
+        if isinstance(item, Loop):
+            return True
+        access = item.access
+        known = operands.get(id(access))
+        if known is None:
+            known = operands[id(access)] = PsumOperands.of(item)
+        _, reads, writes = known
+        for name in reads:
+            read.add(getattr(item, name).storage)
+        if writes and access.accumulates and any([getattr(item, name).storage in read for name in writes]):
+            return True
+    return False

@@ -17,7 +17,9 @@ class Turns:
 
     def add(self, core: int, handle: int, row: Row) -> None:
         """Set the turn of an instruction. One that failed is followed by another of the same number."""
-        rows = self._rows.setdefault(core, [])
+        rows = self._rows.get(core)
+        if rows is None:
+            rows = self._rows[core] = []
         if len(rows) != handle - 1:
             del rows[handle - 1 :]
             rows += [OUTSIDE] * (handle - 1 - len(rows))

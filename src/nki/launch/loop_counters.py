@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ..errors import is_ours
-from ..ir.context import running
+from ..ir.context import _local
 from ..ir.instruction import Instruction
 from ..ir.turns import OUTSIDE, Row, Turns
 
@@ -31,13 +31,22 @@ class LoopOf(NamedTuple):
     variables: tuple[str, ...]
 
 
-class Place(NamedTuple):
-    """A place in the code where an instruction or a function is called."""
+class Place:
+    """The variables of the loops around places in the code where instructions or functions are called."""
 
-    is_kernel: bool  # not our own code
-    is_caller: bool  # in the code that calls kernels
-    names: tuple[str, ...] = ()  # the variables of the loops around it
-    values: Callable[[Mapping[str, object]], tuple[object, ...]] = lambda variables: ()  # of these
+    __slots__ = ("names", "values")
+
+    def __init__(self, *names: str):
+        self.names = names
+        self.values: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+        self.values = itemgetter(*names) if len(names) > 1 else lambda variables: (variables[names[0]],)
+
+
+OURS, CALLER, NO_LOOP = (
+    Place(""),
+    Place(""),
+    Place(""),
+)  # ours; ours, calling a kernel; a kernel's, in no loop
 
 
 class Iterations:
@@ -50,67 +59,57 @@ class Iterations:
         self.codes: list[CodeType] = []  # held, so that their ids are not used again
 
     def __call__(self, instruction: Instruction) -> None:
-        core = running()
+        core = _local.core
         if core is None:
             return
         row = self._row(sys._getframe(3))  # which called a function of ours, which called `issue`
-        if row == self.last:
-            row = self.last  # most instructions are of the same iteration as the one before
-        self.last = row
-        self.turns.add(core.index, core.issued, row)
+        if row != self.last:
+            self.last = row  # most instructions are of the same iteration as the one before
+        self.turns.add(core.index, core.issued, self.last)
 
     def _row(self, frame: FrameType | None) -> Row:
         """Return the variables of the loops that are open in the kernel's frames, the innermost given."""
         places, row, in_kernel = self.places, OUTSIDE, False
         while frame is not None:
-            key = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
-            is_kernel, is_caller, names, values = places.get(key) or self._look(frame, key)
-            if names:
-                row = _extended(row, frame.f_locals, names, values)
-            if is_kernel:
+            place = places.get((id(frame.f_code), frame.f_lasti))  # cheaper than the hash of a code object
+            if place is None:
+                place = self._look(frame)
+            if place is CALLER:
+                if in_kernel:
+                    break
+            elif place is not OURS:
                 in_kernel = True
-            elif is_caller and in_kernel:
-                break
+                if place is not NO_LOOP:
+                    row = _extended(row, place, frame.f_locals)
             frame = frame.f_back
         return row
 
-    def _look(self, frame: FrameType, key: tuple[int, int]) -> Place:
+    def _look(self, frame: FrameType) -> Place:
         self.codes.append(frame.f_code)
-        place = self.places[key] = _place(frame)
+        place = self.places[id(frame.f_code), frame.f_lasti] = _place(frame)
         return place
 
 
 def _place(frame: FrameType) -> Place:
     module = frame.f_globals.get("__name__", "")
     if is_ours(module):
-        return Place(False, module.startswith(CALLERS))
+        return CALLER if module.startswith(CALLERS) else OURS
     names = variables_at(frame.f_code, frame.f_lasti)
-    if not names:
-        return Place(True, False)
-    return Place(
-        True,
-        False,
-        names,
-        itemgetter(*names) if len(names) > 1 else lambda variables: (variables[names[0]],),
-    )
+    return Place(*names) if names else NO_LOOP
 
 
-def _extended(
-    row: Row,
-    variables: Mapping[str, object],
-    names: tuple[str, ...],
-    values: Callable[[Mapping[str, object]], tuple[object, ...]],
-) -> Row:
+def _extended(row: Row, place: Place, variables: Mapping[str, Any]) -> Row:
     """Put the variables of a frame's loops before those of the frames that it called."""
+    names = place.names
     try:
-        found = values(variables)
+        found = place.values(variables)
     except KeyError:  # one was deleted
         found = tuple(map(variables.get, names))
     if not _INTS.issuperset(map(type, found)):
         pairs = [(name, _shown(value)) for name, value in zip(names, found, strict=True)]
         names = tuple([name for name, value in pairs if value is not None])
         found = tuple([value for _, value in pairs if value is not None])
-    return (names + row[0], found + row[1])
+    return (names, found) if row is OUTSIDE else (names + row[0], found + row[1])
 
 
 _INTS = frozenset([int])
