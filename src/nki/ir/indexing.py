@@ -98,14 +98,17 @@ class Indexed(Layout):
         wanted: list[int | None] = [view._sig or view.sig]
         for index, size, stride in zip(parts, view.shape, view.strides):  # noqa: B905
             if type(index) is slice:
-                start, stop = index.start, index.stop
+                start, stop, step = index.start, index.stop, index.step
                 if start is None:
+                    if stop is None and step is None:
+                        wanted.append(size)
+                        continue
                     start = 0
                 if stop is None:
                     stop = size
-                if type(start) is not int or type(stop) is not int or index.step is not None:
+                if step is not None and (type(step) is not int or step != 1):
                     return self._index(key)
-                if start < 0 or stop > size:
+                if type(start) is not int or type(stop) is not int or start < 0 or stop > size:
                     return self._index(key)
                 offset += stride * start
                 wanted.append(stop - start)

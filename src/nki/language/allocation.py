@@ -10,7 +10,8 @@ from ..errors import error, user_site
 from ..ir.caches import LRUCache
 from ..ir.context import _local, current, warn
 from ..ir.layout import Int, is_int
-from ..ir.tensor import NkiTensor, Template, whole
+from ..ir.template import Template
+from ..ir.tensor import NkiTensor, whole
 from ..machine import dtypes
 from ..machine.dtypes import DType, DTypeLike
 from ..machine.machine import Machine

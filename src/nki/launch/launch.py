@@ -149,7 +149,8 @@ class Launch:
         return [core.state.run_one, self.statistics.sink_of(core.index)]
 
     def _admit(self, storage: Storage) -> None:
-        check_usable(storage, self.call, self.execution.memories.ended)
+        if storage.call is not self.call or storage.loop:  # most are tiles of this call
+            check_usable(storage, self.call, self.execution.memories.ended)
 
     def _released(self, storage: Storage) -> None:
         if self.statistics is not None:

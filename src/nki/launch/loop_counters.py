@@ -10,6 +10,7 @@ import dis
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from operator import itemgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from ..ir.turns import OUTSIDE, Row, Turns
 
 LONGEST_WORD = 24
 CALLERS = ("nki.kernel", "nki.launch", "threading", "concurrent")  # who called the kernel
+RESUMED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 
 class LoopOf(NamedTuple):
@@ -32,21 +34,18 @@ class LoopOf(NamedTuple):
 
 
 class Place:
-    """The variables of the loops around places in the code where instructions or functions are called."""
+    """A place in the code where an instruction or a function is called: the variables of the loops around."""
 
-    __slots__ = ("names", "values")
+    __slots__ = ("names", "values", "is_ours")
 
-    def __init__(self, *names: str):
+    def __init__(self, names: tuple[str, ...] = (), is_ours: bool = False):
         self.names = names
         self.values: Callable[[Mapping[str, Any]], tuple[Any, ...]]
         self.values = itemgetter(*names) if len(names) > 1 else lambda variables: (variables[names[0]],)
+        self.is_ours = is_ours  # not in the kernel's code
 
 
-OURS, CALLER, NO_LOOP = (
-    Place(""),
-    Place(""),
-    Place(""),
-)  # ours; ours, calling a kernel; a kernel's, in no loop
+OURS, CALLER = Place(is_ours=True), Place(is_ours=True)  # CALLER: in the code that calls kernels
 
 
 class Iterations:
@@ -55,6 +54,8 @@ class Iterations:
     def __init__(self) -> None:
         self.turns = Turns()
         self.last: Row = OUTSIDE
+        self.frame: FrameType | None = None  # the kernel's function that issued the last instruction
+        self.around: Row = OUTSIDE  # of its callers, which stand still while it runs
         self.places: dict[tuple[int, int], Place] = {}  # by code and offset
         self.codes: list[CodeType] = []  # held, so that their ids are not used again
 
@@ -62,31 +63,43 @@ class Iterations:
         core = _local.core
         if core is None:
             return
-        row = self._row(sys._getframe(3))  # which called a function of ours, which called `issue`
+        frame: FrameType | None = sys._getframe(3)  # it called a function of ours, which called `issue`
+        while frame is not None and (place := self._place(frame)).is_ours:
+            frame = frame.f_back
+        row = OUTSIDE if frame is None else self._row(frame, place, core.recorder is not None)
         if row != self.last:
             self.last = row  # most instructions are of the same iteration as the one before
         self.turns.add(core.index, core.issued, self.last)
 
-    def _row(self, frame: FrameType | None) -> Row:
+    def _row(self, frame: FrameType, place: Place, is_traced: bool) -> Row:
         """Return the variables of the loops that are open in the kernel's frames, the innermost given."""
-        places, row, in_kernel = self.places, OUTSIDE, False
-        while frame is not None:
-            place = places.get((id(frame.f_code), frame.f_lasti))  # cheaper than the hash of a code object
-            if place is None:
-                place = self._look(frame)
-            if place is CALLER:
-                if in_kernel:
-                    break
-            elif place is not OURS:
-                in_kernel = True
-                if place is not NO_LOOP:
-                    row = _extended(row, place, frame.f_locals)
+        around = self.around
+        if frame is not self.frame:
+            around = self._callers(frame.f_back)
+            # held only if no tile has bytes; and a generator may have another caller next time
+            if is_traced and not frame.f_code.co_flags & RESUMED:
+                self.frame, self.around = frame, around
+        if not place.names:
+            return around
+        names, found = _found(place, frame.f_locals)
+        return around[0] + names, around[1] + found
+
+    def _callers(self, frame: FrameType | None) -> Row:
+        """Return the variables of the loops that are open in a frame of the kernel and in its callers."""
+        row = OUTSIDE
+        while frame is not None and (place := self._place(frame)) is not CALLER:
+            if place.names:
+                names, found = _found(place, frame.f_locals)
+                row = (names + row[0], found + row[1])
             frame = frame.f_back
         return row
 
-    def _look(self, frame: FrameType) -> Place:
-        self.codes.append(frame.f_code)
-        place = self.places[id(frame.f_code), frame.f_lasti] = _place(frame)
+    def _place(self, frame: FrameType) -> Place:
+        key = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
+        place = self.places.get(key)
+        if place is None:
+            self.codes.append(frame.f_code)
+            place = self.places[key] = _place(frame)
         return place
 
 
@@ -94,12 +107,11 @@ def _place(frame: FrameType) -> Place:
     module = frame.f_globals.get("__name__", "")
     if is_ours(module):
         return CALLER if module.startswith(CALLERS) else OURS
-    names = variables_at(frame.f_code, frame.f_lasti)
-    return Place(*names) if names else NO_LOOP
+    return Place(variables_at(frame.f_code, frame.f_lasti))
 
 
-def _extended(row: Row, place: Place, variables: Mapping[str, Any]) -> Row:
-    """Put the variables of a frame's loops before those of the frames that it called."""
+def _found(place: Place, variables: Mapping[str, Any]) -> Row:
+    """Return the variables of a frame's loops."""
     names = place.names
     try:
         found = place.values(variables)
@@ -109,7 +121,7 @@ def _extended(row: Row, place: Place, variables: Mapping[str, Any]) -> Row:
         pairs = [(name, _shown(value)) for name, value in zip(names, found, strict=True)]
         names = tuple([name for name, value in pairs if value is not None])
         found = tuple([value for _, value in pairs if value is not None])
-    return (names, found) if row is OUTSIDE else (names + row[0], found + row[1])
+    return names, found
 
 
 _INTS = frozenset([int])
