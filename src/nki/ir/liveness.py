@@ -10,7 +10,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -71,7 +71,7 @@ def lifetimes(items: Sequence[Item]) -> dict[Storage, Lifetime]:
                     first, last = around.get(storage, (begin, position))
                     around[storage] = Lifetime(min(first, begin), max(last, position))
 
-    begins, ends = first_and_last(walk(items) if Loop in set(map(type, items)) else items)  # type: ignore[arg-type]
+    begins, ends = first_and_last(walk(items))
     found: dict[Storage, Lifetime] = {}
     for storage, begin in begins.items():
         if storage.on_chip:
@@ -84,22 +84,23 @@ def lifetimes(items: Sequence[Item]) -> dict[Storage, Lifetime]:
 
 def first_and_last(instructions: Iterable[Instruction]) -> tuple[dict[Storage, int], dict[Storage, int]]:
     """Return the first and the last position that uses each storage; positions start at 1."""
-    used = [
-        i.access.storages(i) if i.access.fixed and not i.simulator_only else _storages_used(i)
-        for i in instructions
-    ]
-    storages = list(chain.from_iterable(used))
-    positions = np.repeat(np.arange(1, 1 + len(used)), list(map(len, used))).tolist()
-    ends = dict(
-        zip(storages, positions, strict=True)
-    )  # of equal keys: the place of the first, the last value
-    latest_first = dict(zip(reversed(storages), reversed(positions), strict=True))
-    return {storage: latest_first[storage] for storage in ends}, ends
-
-
-def _storages_used(instruction: Instruction) -> tuple[Storage, ...]:
-    """Return the storages of an instruction, those of index tiles included."""
-    return () if instruction.simulator_only else tuple([view.storage for view in instruction.views()])
+    begins: dict[Storage, int] = {}
+    ends: dict[Storage, int] = {}
+    for position, instruction in enumerate(instructions, 1):
+        if instruction.simulator_only:
+            continue
+        access = instruction.access
+        if access.fixed:  # its views are its operands, and nothing else
+            for name in access.views:
+                storage = getattr(instruction, name).storage
+                if storage not in begins:
+                    begins[storage] = position
+                ends[storage] = position
+            continue
+        for view in instruction.views():
+            begins.setdefault(view.storage, position)
+            ends[view.storage] = position
+    return begins, ends
 
 
 # ---- live bytes ----------------------------------------------------------------------------------

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from operator import attrgetter
 from typing import NamedTuple
 
 from .instruction import Instruction, MatmulInstruction
-from .storage import Storage
 from .view import View
 
 
@@ -20,7 +16,6 @@ class OperandAccess(NamedTuple):
     writes: tuple[int, ...]
     accumulates: bool
     fixed: bool  # False: addresses are known at run time only, or parts of an operand count
-    storages: Callable[[Instruction], tuple[Storage, ...]]  # of the views; one may be there twice
 
     @staticmethod
     def of(instruction: Instruction) -> OperandAccess:
@@ -33,24 +28,10 @@ class OperandAccess(NamedTuple):
             and all(v.indirection is None for v in views.values())
             and not any(0 in views[i].strides and views[i].repeats() for i in writes)
         )
-        names = tuple(instruction.operand_names[i] for i in views)
         return OperandAccess(
-            names,
+            tuple(instruction.operand_names[i] for i in views),
             reads,
             () if instruction.accumulates else writes,
             instruction.accumulates,
             fixed,
-            _storages_of(names),
         )
-
-
-@cache  # equal for all of one signature
-def _storages_of(names: tuple[str, ...]) -> Callable[[Instruction], tuple[Storage, ...]]:
-    """Return a function of C that gets the storages of operands: it runs once per instruction."""
-    if not names:
-        return _nothing
-    return attrgetter(*[f"{name}.storage" for name in (names if len(names) > 1 else names * 2)])
-
-
-def _nothing(instruction: Instruction) -> tuple[Storage, ...]:
-    return ()

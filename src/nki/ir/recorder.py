@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from .instruction import Instruction
 from .items import Item, Loop
@@ -34,28 +34,22 @@ class Recorder:
 
     def record(self, instruction: Instruction) -> None:
         """Add an instruction, whose views claim no bytes (`Instruction.bare_key`). A sink."""
-        access = instruction.access
-        if not access.fixed:
-            for name in access.views:
-                self._use(getattr(instruction, name))
-        elif not self.known.issuperset(storages := access.storages(instruction)):
-            self._use_first(storages)
+        known = self.known
+        for name in instruction.access.views:
+            view = getattr(instruction, name)
+            if view.storage not in known or view.indirection is not None:
+                self._use(view)
         self.items.append(instruction)
         self.count += 1
         if self.count > self.limit:
             self.full()
 
-    def _use_first(self, storages: Iterable[Storage]) -> None:
-        """Admit the storages that are new."""
-        known = self.known
-        for storage in storages:
-            if storage not in known:
-                self.admit(storage)
-                known.add(storage)
-                self.used[storage] = None
-
     def _use(self, view: View) -> None:
-        self._use_first((view.storage,))
+        storage = view.storage
+        if storage not in self.known:
+            self.admit(storage)
+            self.known.add(storage)
+            self.used[storage] = None
         if view.indirection is not None:
             for part in (view.indirection.base, view.indirection.index):
                 if isinstance(part, View):

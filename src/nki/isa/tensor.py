@@ -19,7 +19,7 @@ from ..machine import dtypes
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from . import rules
-from .deprecated import deprecated_keywords
+from .deprecated import current_keywords, hide_old_keywords
 from .enums import matmul_perf_mode, member
 from .numerics import all_hold, flat, scratch
 from .psum import AccumulatingMatmul, check_bank
@@ -134,7 +134,10 @@ class TiledMatmul(AccumulatingMatmul):
         return 2 * k * m * n
 
 
-@deprecated_keywords(is_moving_zero="is_moving_onezero", psumAccumulateFlag=None)
+_OLD_KEYWORDS = {"is_moving_zero": "is_moving_onezero", "psumAccumulateFlag": None}
+
+
+@hide_old_keywords
 def nc_matmul(
     dst: NkiTensor,
     stationary: NkiTensor,
@@ -147,8 +150,12 @@ def nc_matmul(
     tile_size: Sequence[Int] = (),
     perf_mode: matmul_perf_mode = matmul_perf_mode.none,
     name: str | None = None,
+    **old: Any,
 ) -> NkiInstruction:
     """dst[M, N] = stationary[K, M].T @ moving[K, N] into PSUM, overwriting or accumulating."""
+    if old:
+        renamed = current_keywords("nc_matmul", old, _OLD_KEYWORDS)
+        is_moving_onezero = renamed.get("is_moving_onezero", is_moving_onezero)
     if perf_mode.__class__ is not matmul_perf_mode:
         perf_mode = member(perf_mode, matmul_perf_mode, "nc_matmul", "perf_mode")
     return issue(
