@@ -70,7 +70,8 @@ def deprecated_keywords(**names: str | None) -> Callable[[Callable[P, R]], Calla
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             if kwargs and not renamed.isdisjoint(kwargs):
                 old = {name: kwargs.pop(name) for name in names if name in kwargs}
-                kwargs |= {**current_keywords(function.__name__, old, names), **kwargs}
+                for name, value in current_keywords(function.__name__, old, names).items():
+                    kwargs.setdefault(name, value)
             return function(*args, **kwargs)
 
         return wrapper
