@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -168,31 +168,43 @@ class Part(NamedTuple):
         return self.start + prod(self.lead)
 
 
+PartShape = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]  # lead and steps of a Part
+
+
 def regular_parts(grids: Sequence[OperandGrid], dims: int = 3) -> list[Part]:
     """Split members into parts in which all these grids are regular, in up to so many dimensions."""
-    offsets = [tuple(row) for row in np.stack([grid.offsets for grid in grids], 1).tolist()]
-    parts = [Part(i, (), ()) for i in range(len(offsets))]
+    offsets = np.stack([grid.offsets for grid in grids], 1)
+    starts, shapes = np.arange(len(offsets)), [cast(PartShape, ((), ()))] * len(offsets)
     for _ in range(dims):
-        parts = _joined(parts, offsets)
-    return [part if part.lead else part._replace(lead=(1,)) for part in parts]
+        joined, shapes = _joined(shapes, offsets[starts])
+        starts = starts[joined]
+    found = zip(starts.tolist(), shapes, strict=True)
+    return [Part(start, lead or (1,), steps) for start, (lead, steps) in found]
 
 
-def _joined(parts: list[Part], offsets: list[tuple[int, ...]]) -> list[Part]:
-    """Join neighbouring parts of one shape that follow each other at equal distances."""
-    found: list[Part] = []
+def _joined(shapes: list[PartShape], offsets: np.ndarray) -> tuple[list[int], list[PartShape]]:
+    """Join neighbouring parts of one shape that follow each other at equal distances.
+
+    `offsets` are those at which they begin. Returns the first one of each joined part, and its shape.
+    """
+    known: dict[PartShape, int] = {}
+    kinds = np.array([known.setdefault(shape, len(known)) for shape in shapes])
+    distances = np.diff(offsets, axis=0)
+    fit = (kinds[1:] == kinds[:-1]) & (distances >= 0).all(1)
+    changes = np.flatnonzero((distances[1:] != distances[:-1]).any(1) | ~fit[1:]) + 1
+    ends = np.append(changes, len(distances))
+    last = ends[np.searchsorted(ends, np.arange(len(distances)), "right")].tolist()
+    firsts: list[int] = []
+    found: list[PartShape] = []
     i = 0
-    while i < len(parts):
-        first, j = parts[i], i + 1
-        step: tuple[int, ...] = ()
-        while j < len(parts) and parts[j].lead == first.lead and parts[j].steps == first.steps:
-            before, after = offsets[parts[j - 1].start], offsets[parts[j].start]
-            distance = tuple([b - a for a, b in zip(before, after, strict=True)])
-            if min(distance) < 0 or (j > i + 1 and distance != step):
-                break
-            step, j = distance, j + 1
-        found.append(first if j == i + 1 else Part(first.start, (j - i, *first.lead), (step, *first.steps)))
-        i = j
-    return found
+    while i < len(shapes):
+        firsts.append(i)
+        (lead, steps), end = shapes[i], last[i] if i < len(fit) and fit[i] else i
+        if end > i:
+            lead, steps = (end - i + 1, *lead), (tuple(distances[i].tolist()), *steps)
+        found.append((lead, steps))
+        i = end + 1
+    return firsts, found
 
 
 GATHERED = 3 << 20  # bytes that are gathered in the time of one launch more in a graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from itertools import chain, groupby
 from types import ModuleType
@@ -90,13 +90,13 @@ def _planned(lowered: Lowered) -> DevicePlan:
 def plan_whole(lowered: Lowered, storages: Storages) -> DevicePlan:
     """Return the plan of all instructions of a program."""
     windows = _Windows(storages)
-    for core, items in enumerate(lowered.items):
-        tracker = Tracker(storages)
-        with _refusing():
+    with ExitStack() as trackers:
+        for core, items in enumerate(lowered.items):
+            tracker = trackers.enter_context(_tracking(storages))
             tracker.track(items, lowered.kinds[core])
-        windows.add(fuse(tracker.nodes, tracker.fused), core)
-    windows.close()
-    return _plan(lowered, windows, len(windows.steps), ONCE)
+            windows.add(fuse(tracker.nodes, tracker.fused), core)
+        windows.close()
+        return _plan(lowered, windows, len(windows.steps), ONCE)
 
 
 def plan_units(lowered: Lowered, storages: Storages) -> DevicePlan | None:
@@ -110,20 +110,20 @@ def plan_units(lowered: Lowered, storages: Storages) -> DevicePlan | None:
     repetitions = None if units is None else Repetitions.of(units.units)
     if units is None or repetitions is None:
         return None
-    with _refusing():
-        common, *parts = track_units(Tracker(storages), whole, 0, units)
-    inside = [node for nodes in parts for node in nodes]
     windows = _Windows(storages)
-    for core, nodes in _by_core(lowered, common):
-        windows.add(nodes, core)
-    windows.close()
-    first = len(windows.steps)
-    windows.times = _times(inside, repetitions.number)
-    windows.add(inside, 0)
-    windows.close()
-    if any(_is_shared(factor, repetitions) for factor in _factors(windows.steps[first:])):
-        return None
-    return _plan(lowered, windows, first, repetitions)
+    with _tracking(storages) as tracker:
+        common, *parts = track_units(tracker, whole, 0, units)
+        for core, nodes in _by_core(lowered, common):
+            windows.add(nodes, core)
+        windows.close()
+        first = len(windows.steps)
+        inside = [node for nodes in parts for node in nodes]
+        windows.times = _times(inside, repetitions.number)
+        windows.add(inside, 0)
+        windows.close()
+        if any(_is_shared(factor, repetitions) for factor in _factors(windows.steps[first:])):
+            return None
+        return _plan(lowered, windows, first, repetitions)
 
 
 def _by_core(lowered: Lowered, nodes: Sequence[Node]) -> Iterator[tuple[int, list[Node]]]:
@@ -158,12 +158,16 @@ def _is_shared(factor: Factor, repetitions: Repetitions) -> bool:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
-    """Context: a tile that is no sequence of values refuses the program."""
+def _tracking(storages: Storages) -> Iterator[Tracker]:
+    """Context: a tracker, whose nodes are freed at the end. Tiles that it cannot track refuse the program."""
+    tracker = Tracker(storages)
     try:
-        yield
+        yield tracker
     except Untrackable as problem:
         raise Refused(f"a tile is not tracked value by value: {problem.why}") from None
+    finally:
+        for node in tracker.nodes:
+            node.unlink()
 
 
 class _Windows:
