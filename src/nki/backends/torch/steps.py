@@ -102,28 +102,29 @@ def plan_whole(lowered: Lowered, storages: Storages) -> DevicePlan:
 def plan_units(lowered: Lowered, storages: Storages) -> DevicePlan | None:
     """Return the plan of a program of equal units, tracked and scheduled once; None: it has none.
 
-    Products of several units that share a factor are better merged, which needs all of their nodes.
+    Products of several units that share a factor are better merged, which needs all of their nodes. So are
+    several products of each unit of which no strided view has all the results.
     """
     is_one = len(lowered.items) == 1
     whole = lowered if is_one else lowered.with_items((tuple(chain.from_iterable(lowered.items)),))
     units = find_units(whole, 0, storages.written, storages.write_once)
-    repetitions = None if units is None else Repetitions.of(units.units)
-    if units is None or repetitions is None:
+    if units is None or len(units.units) > 1:
         return None
-    windows = _Windows(storages)
+    windows, repetitions = _Windows(storages), Repetitions.of(units.units[0])
     with _tracking(storages) as tracker:
-        common, *parts = track_units(tracker, whole, 0, units)
+        common, inside = track_units(tracker, whole, 0, units)
         for core, nodes in _by_core(lowered, common):
             windows.add(nodes, core)
         windows.close()
         first = len(windows.steps)
-        inside = [node for nodes in parts for node in nodes]
         windows.times = _times(inside, repetitions.number)
         windows.add(inside, 0)
         windows.close()
         if any(_is_shared(factor, repetitions) for factor in _factors(windows.steps[first:])):
             return None
-        return _plan(lowered, windows, first, repetitions)
+        plan = _plan(lowered, windows, first, repetitions)
+    gemms = [step for step in plan.steps if isinstance(step, BatchedGemm)]
+    return plan if all(gemm.results.regular((gemm.count,)) is not None for gemm in gemms) else None
 
 
 def _by_core(lowered: Lowered, nodes: Sequence[Node]) -> Iterator[tuple[int, list[Node]]]:
