@@ -250,7 +250,7 @@ class Layout:
                         ind.kind,
                         ind.dim,
                         ind.scale,
-                        ind.base and ind.base.sig,
+                        None if ind.base is None else ind.base.sig,
                         ind.index.sig if isinstance(ind.index, Layout) else None,
                     ),
                 )
