@@ -108,7 +108,9 @@ class Signature:
 def _touched_places(instruction: Instruction) -> list[Any]:
     """Return the places of the operands, and of what the addresses of indirect ones are computed from."""
     views = instruction.views()
-    views += [v.indirection.base for v in views if v.indirection is not None and v.indirection.base]
+    views += [
+        v.indirection.base for v in views if v.indirection is not None and v.indirection.base is not None
+    ]
     return [part for view in views for part in (view.storage, view.offset)]
 
 
