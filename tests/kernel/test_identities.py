@@ -111,7 +111,7 @@ class Pair(tuple):
 OBJECTS = [Plain(), Tagged.a, *map(Number, (0, 1, -7, 1 << 30, -(1 << 95))), Pair(), Pair((1, 2, 3))]
 
 
-@pytest.mark.parametrize("one", OBJECTS, ids=repr)
+@pytest.mark.parametrize("one", OBJECTS, ids=lambda one: type(one).__name__)
 def test_another_dict_of_an_object_is_found(by_words, one):
     attributes = vars(one)
     assert words.state_of(one, attributes) or not words.HAS_WORDS
@@ -123,7 +123,7 @@ def test_another_dict_of_an_object_is_found(by_words, one):
     assert states.hold()
 
 
-@pytest.mark.parametrize("one", OBJECTS[:2], ids=repr)
+@pytest.mark.parametrize("one", OBJECTS[:2], ids=lambda one: type(one).__name__)
 def test_another_class_of_an_object_is_found(by_words, one):
     other = Plain()
     cls = type(one)
