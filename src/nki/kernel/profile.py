@@ -15,8 +15,7 @@ from ..ir.caches import cached_property
 from ..ir.program import Diagnostic, Loop, Program
 from ..ir.statistics import Statistics
 from ..ir.tree import leaves
-from ..launch.loop_counters import Iterations
-from ..launch.observers import observe
+from ..launch.loop_counters import record_iterations
 from ..launch.world import Described, using
 from ..options import options
 from ..progress import Progress
@@ -244,10 +243,10 @@ def profile_call(
 def _profiled(
     kernel: CalledKernel, args: tuple, kwargs: dict, run: bool, uncertain: bool, stage: Callable[[str], None]
 ) -> Profile:
-    iterations, done = Iterations(), None
+    done = None
     with no_collections():
         stage(f"tracing {kernel.__name__}")
-        with observe(iterations):
+        with record_iterations() as iterations:
             program = kernel.trace(*args, **kwargs)
         counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
         if run or counts:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from operator import itemgetter
@@ -19,9 +20,11 @@ from ..errors import is_ours
 from ..ir.context import _local
 from ..ir.instruction import Instruction
 from ..ir.turns import OUTSIDE, Row, Turns
+from .observers import Sink, observe
 
 LONGEST_WORD = 24
 CALLERS = ("nki.kernel", "nki.launch", "threading", "concurrent")  # who called the kernel
+Observing = Callable[[Sink], AbstractContextManager[Sink]]  # `observe` or `observe_first`
 RESUMED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 
@@ -101,6 +104,17 @@ class Iterations:
             self.codes.append(frame.f_code)
             place = self.places[key] = _place(frame)
         return place
+
+
+@contextmanager
+def record_iterations(observing: Observing = observe) -> Iterator[Iterations]:
+    """Record the turns of all instructions that kernels issue in this block; keep no frame after it."""
+    iterations = Iterations()
+    try:
+        with observing(iterations):
+            yield iterations
+    finally:
+        iterations.frame = None  # its callers may hold the iterations
 
 
 def _place(frame: FrameType) -> Place:

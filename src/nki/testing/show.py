@@ -18,7 +18,7 @@ from ..ir.view import View
 from ..kernel.arrays import TensorSpec
 from ..kernel.jit import as_kernel
 from ..kernel.run import Run
-from ..launch.loop_counters import Iterations
+from ..launch.loop_counters import record_iterations
 from ..launch.observers import Sink, observe, observe_first
 from ..options import choose_machine
 from ..report.heatmaps import BUDGET
@@ -74,13 +74,13 @@ def _values(view: View) -> tuple[np.ndarray, np.ndarray | None]:
 
 def _observed(recording: Recording, run: Callable[[], Any], *last: Sink) -> Exception | None:
     """Record the steps of a run, then hand them to the last observers; return what the run raised."""
-    iterations, error = Iterations(), None
+    error = None
     before: Sink = partial(_on_core, recording.before)
     sinks: list[Sink] = [partial(_on_core, recording.after), *last]
     try:
         with ExitStack() as stack:
             stack.enter_context(observe_first(before))
-            stack.enter_context(observe_first(iterations))
+            iterations = stack.enter_context(record_iterations(observe_first))
             for sink in sinks:
                 stack.enter_context(observe(sink))
             run()

@@ -157,7 +157,7 @@ def test_an_argument_that_shares_its_memory_is_not_written_there():
 def test_an_unsupported_instruction_runs_on_the_host_and_warns_once(device, monkeypatch):
     monkeypatch.setattr("nki.backends.torch.instructions._warned", set())
     monkeypatch.delitem(UFUNCS, np.add)
-    x, y = torch.rand(4, 8, device=device), torch.rand(4, 8, device=device)
+    x, y = torch.rand(5, 9, device=device), torch.rand(5, 9, device=device)  # no graph has these sizes
     wanted = x + y
     with pytest.warns(nki.NkiWarning, match="tensor_tensor is not supported .*numpy.add"):
         (found,) = run_on_its_device(add_to, x, y)
