@@ -192,7 +192,7 @@ def ratio_of(kernel, arrays, fast="auto", rounds=5):
     found = {fast: [], "reference": []}
     for _ in range(rounds):
         for executor, times in found.items():
-            with nki.options(executor=executor):
+            with nki.options(executor=executor, threads=1):
                 times.append(first_and_warm(lambda: kernel(*arrays)))
     best = {name: [min(column) for column in zip(*times, strict=True)] for name, times in found.items()}
     return [a / b for a, b in zip(best[fast], best["reference"], strict=True)]

@@ -124,6 +124,7 @@ class Viewer {
     const { run, at } = this;
     const canvas = byId("strip");
     const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    if (!width || !height) return; // not laid out yet
     if (this.painted?.width !== width) this.painted = this.#overview(width, height);
     const ratio = devicePixelRatio || 1;
     [canvas.width, canvas.height] = [width * ratio, height * ratio];
