@@ -99,9 +99,35 @@ def test_units_share_what_is_read_alone():
     (unit,) = found.units
     names = [type(program.cores[0][number]).__name__ for number in found.common]
     assert sorted(names) == ["DmaCopy", "Memset", "Memset"]
-    assert [set(row.values()) for row in unit.shifts] == [{n * ROWS * WIDTH} for n in range(UNITS)]
+    assert [set(row.values()) for row in unit.shifts] == [{4 * n * ROWS * WIDTH} for n in range(UNITS)]
     assert found.registers == {"scalar": (0, UNITS - 1)}
     assert planned(program) == [UNITS]
+
+
+@nki.jit
+def viewed(x, y):
+    """Units that read HBM of float32 as bfloat16."""
+    halves, out = x.view(nl.bfloat16), nl.ndarray((UNITS * 64, 64), nl.float32, buffer=nl.shared_hbm)
+    for row in range(0, UNITS * 64, 64):
+        a, b = nl.ndarray((64, 64), nl.bfloat16), nl.ndarray((64, 64), nl.bfloat16)
+        nisa.dma_copy(a, halves[row : row + 64])
+        nisa.dma_copy(b, y[row : row + 64])
+        psum, tile = nl.ndarray((64, 64), nl.float32, buffer=nl.psum), nl.ndarray((64, 64), nl.float32)
+        nisa.nc_matmul(psum, a, b)
+        nisa.activation(tile, nl.exp, psum)
+        nisa.dma_copy(out[row : row + 64], tile)
+    return out
+
+
+@pytest.mark.parametrize("backend", ["fused", "torch"])
+def test_units_move_by_bytes_where_memory_is_viewed_as_another_dtype(backend):
+    if backend == "torch":
+        pytest.importorskip("torch")
+    y = numbers(UNITS * 64, 64).astype(nl.bfloat16.storage)
+    arrays = y.view(np.float32), y
+    program = viewed.trace(*arrays)
+    assert planned(program) == [UNITS]
+    assert assert_agrees(program, arrays, backend, tolerance=1e-5) == "ran"
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])

@@ -69,6 +69,7 @@ class Signature:
         "elements",
         "states",
         "written",
+        "widths",
         "hbm_reads",
         "hbm_writes",
         "places",
@@ -94,6 +95,7 @@ class Signature:
         self.elements = sum([operands[i].size for i in written])
         written_names = {names[i] for i in written}
         self.written = tuple([name in written_names for name in access.views])
+        self.widths = tuple(getattr(instruction, name).dtype.itemsize for name in access.views)  # bytes
         self.hbm_reads = tuple(names[i] for i in reads if not operands[i].storage.on_chip)
         self.hbm_writes = tuple(
             (names[i], i in instruction.read_at) for i in written if not operands[i].storage.on_chip

@@ -32,7 +32,7 @@ class Unit(NamedTuple):
 
     items: list[int]  # of the first one
     tiles: frozenset[Storage]  # that it uses alone
-    shifts: tuple[dict[Storage, int], ...]  # of each one: elements by which its views of HBM are moved
+    shifts: tuple[dict[Storage, int], ...]  # of each one: bytes by which its views of HBM are moved
 
     @property
     def moved(self) -> set[Storage]:
@@ -84,13 +84,15 @@ class _Accesses:
         self.items = cast("Sequence[Instruction]", lowered.items[core])  # there is no loop
         self.kinds = cast("Sequence[Signature]", lowered.kinds[core])
         columns = columns_of(lowered, core)
-        self.signature, self.storage, self.offset = columns.signature, columns.storage, columns.offset
+        self.signature, self.storage = columns.signature, columns.storage
         counts = np.array([len(kind.access.views) for kind in columns.kinds])
         each, before = counts[self.signature], (np.cumsum(counts) - counts)[self.signature]
         self.item = np.repeat(np.arange(len(self.kinds)), each)
         # the number of an operand of a signature
         self.operand = np.arange(len(self.storage)) - np.repeat(np.cumsum(each) - each - before, each)
         self.writes = np.array([flag for kind in columns.kinds for flag in kind.written])[self.operand]
+        widths = np.array([width for kind in columns.kinds for width in kind.widths])
+        self.offset = columns.offset * widths[self.operand]  # in bytes: HBM may be viewed as other dtypes
         self.on_chip = np.array([s.on_chip for s in lowered.storages])
         self.alike = self._alike()
 

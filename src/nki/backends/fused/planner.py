@@ -177,7 +177,7 @@ def _with_units(lowered: Lowered, core: int, storages: Storages, tracker: Tracke
     for unit, some in zip(units.units, steps[1:], strict=True):
         sizes = allocate_values(some, outer=kept)
         part = _part(StepEmitter(lowered, core, kept), some, sizes, {})
-        repeated.append(RepeatedUnit(part, tuple([_in_bytes(lowered, row) for row in unit.shifts])))
+        repeated.append(RepeatedUnit(part, tuple([_by_number(lowered, row) for row in unit.shifts])))
     registers = tuple([(which, *last) for which, last in units.registers.items()])
     return plan._replace(units=tuple(repeated), registers=registers)
 
@@ -188,8 +188,8 @@ def _is_common(moved: Collection[Storage], elements: Elements) -> bool:
     return base.producers[0].unit == 0 if base.__class__ is SSAValue else base not in moved
 
 
-def _in_bytes(lowered: Lowered, shifts: dict[Storage, int]) -> dict[int, int]:
-    return {lowered.storage_numbers[s]: shift * s.dtype.itemsize for s, shift in shifts.items()}
+def _by_number(lowered: Lowered, shifts: dict[Storage, int]) -> dict[int, int]:
+    return {lowered.storage_numbers[storage]: shift for storage, shift in shifts.items()}
 
 
 def _plan(

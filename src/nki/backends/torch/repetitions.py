@@ -22,7 +22,7 @@ class Repetitions(NamedTuple):
     """Where the operands of each repetition of a unit are."""
 
     number: int
-    shifts: Mapping[Storage, np.ndarray]  # of each repetition, in elements of HBM
+    shifts: Mapping[Storage, np.ndarray]  # of each repetition, in bytes of HBM
     own: Collection[Any]  # what has memory in the arena for each repetition; others have it for all
 
     @staticmethod
@@ -42,7 +42,7 @@ class Repetitions(NamedTuple):
         offsets = [offset_of(elements) for elements in operands]
         if isinstance(layout.memory, Storage):
             moves = self.shifts.get(layout.memory, np.zeros(self.number, np.int64))
-            return OperandGrid(layout, np.add.outer(offsets, moves).reshape(-1))
+            return OperandGrid(layout, np.add.outer(offsets, moves // layout.dtype.itemsize).reshape(-1))
         return self._in_arena(layout, offsets, [owner_of(elements) for elements in operands])
 
     def grid_of_owners(self, layout: OperandLayout, owners: Sequence[Any]) -> OperandGrid:
