@@ -155,7 +155,7 @@ def nc_matmul(
     """dst[M, N] = stationary[K, M].T @ moving[K, N] into PSUM, overwriting or accumulating."""
     if old:
         renamed = current_keywords("nc_matmul", old, _OLD_KEYWORDS)
-        is_moving_onezero = renamed.get("is_moving_onezero", is_moving_onezero)
+        is_moving_onezero = is_moving_onezero or renamed.get("is_moving_onezero", False)
     if perf_mode.__class__ is not matmul_perf_mode:
         perf_mode = member(perf_mode, matmul_perf_mode, "nc_matmul", "perf_mode")
     return issue(
