@@ -20,6 +20,7 @@ from nki.backends.torch.schedule import Refused
 from nki.ir.tree import replace_leaves
 from nki.ir.view import View
 from nki.options import from_environment
+from support import target
 
 BACKENDS = {"fused": FusedBackend, "torch": TorchBackend}  # which are compared with the reference
 
@@ -99,6 +100,20 @@ def nothing_goes_to_the_host():
         for module in (in_order, instructions):
             patch.setattr(module, "warn_copies", refuse)
         yield
+
+
+def torch_devices():
+    """Return the environment of each device that tests of the torch backend run on, by its name."""
+    import torch
+
+    return {"cpu": {}, **({"cuda": {"OPEN_NKI_DEVICE": "cuda"}} if torch.cuda.is_available() else {})}
+
+
+def agrees_on_device(kernel, arrays, options, device, **exactness):
+    """Compare a kernel on trn3 with the reference, bit for bit unless told; nothing goes to the host."""
+    with target("trn3"), nothing_goes_to_the_host():
+        program = kernel.trace(*arrays, *options)
+        return assert_agrees(program, arrays, "torch", **(exactness or {"exact": True}), **device)
 
 
 def torch_results(program, arrays, device="cpu"):

@@ -11,12 +11,12 @@ import nki.language as nl
 from support import loaded, stored, target
 
 torch = pytest.importorskip("torch")
-from backend_agreement import assert_agrees, nothing_goes_to_the_host  # noqa: E402
+from backend_agreement import assert_agrees, nothing_goes_to_the_host, torch_devices  # noqa: E402
 from nki.backends.torch import in_order  # noqa: E402
 from nki.backends.torch.lanes import FUNCTIONS  # noqa: E402
 from nki.kernel.devices import run_on_device  # noqa: E402
 
-DEVICES = {"cpu": {}, **({"cuda": {"OPEN_NKI_DEVICE": "cuda"}} if torch.cuda.is_available() else {})}
+DEVICES = torch_devices()
 
 
 @pytest.fixture(params=DEVICES)

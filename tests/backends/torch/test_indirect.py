@@ -14,13 +14,13 @@ from nki.machine import dtypes
 from support import loaded, stored, target
 
 torch = pytest.importorskip("torch")
-from backend_agreement import assert_agrees  # noqa: E402
+from backend_agreement import assert_agrees, torch_devices  # noqa: E402
 from nki.backends.lowered import lower  # noqa: E402
 from nki.backends.torch.indirect import IndexedWrite  # noqa: E402
 from nki.backends.torch.steps import device_plan_of  # noqa: E402
 
 MODES = {"error": nisa.oob_mode.error, "skip": nisa.oob_mode.skip}
-DEVICES = {"cpu": {}, **({"cuda": {"OPEN_NKI_DEVICE": "cuda"}} if torch.cuda.is_available() else {})}
+DEVICES = torch_devices()
 
 
 @pytest.fixture(autouse=True, params=DEVICES)

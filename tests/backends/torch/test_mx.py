@@ -10,12 +10,12 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import nki.mx
-from support import loaded, stored, target
+from support import loaded, stored
 
 torch = pytest.importorskip("torch")
-from backend_agreement import assert_agrees, nothing_goes_to_the_host  # noqa: E402
+from backend_agreement import agrees_on_device, torch_devices  # noqa: E402
 
-DEVICES = {"cpu": {}, **({"cuda": {"OPEN_NKI_DEVICE": "cuda"}} if torch.cuda.is_available() else {})}
+DEVICES = torch_devices()
 on_every_device = pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 CHANCE = np.random.default_rng(5)
 NUMBERS = CHANCE.standard_normal((2, 64, 128)) * 2.0 ** CHANCE.integers(-60, 60, (2, 64, 128))
@@ -64,9 +64,7 @@ def multiply_four_bits(left, right, scales):
 
 
 def agree(kernel, arrays, options, device):
-    with target("trn3"), nothing_goes_to_the_host():
-        program = kernel.trace(*arrays, *options)
-        assert assert_agrees(program, arrays, "torch", exact=True, **device) == "in order"
+    assert agrees_on_device(kernel, arrays, options, device) == "in order"
 
 
 @on_every_device

@@ -12,12 +12,12 @@ from nki.backends.lowered import lower
 from support import loaded, stored, target
 
 torch = pytest.importorskip("torch")
-from backend_agreement import assert_agrees, nothing_goes_to_the_host  # noqa: E402
+from backend_agreement import agrees_on_device, torch_devices  # noqa: E402
 from nki.backends.torch import kernels  # noqa: E402
 from nki.backends.torch.kernels import StepKernels  # noqa: E402
 from nki.backends.torch.steps import device_plan_of  # noqa: E402
 
-DEVICES = {"cpu": {}, **({"cuda": {"OPEN_NKI_DEVICE": "cuda"}} if torch.cuda.is_available() else {})}
+DEVICES = torch_devices()
 on_every_device = pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 CHANCE = np.random.default_rng(11)
 ANY = [CHANCE.standard_normal((64, 24)).astype(np.float32) for _ in range(2)]
@@ -53,9 +53,7 @@ def bounds(ids):
 
 
 def agree(kernel, arrays, options, device, **exactness):
-    with target("trn3"), nothing_goes_to_the_host():
-        program = kernel.trace(*arrays, *options)
-        assert assert_agrees(program, arrays, "torch", **(exactness or {"exact": True}), **device) == "ran"
+    assert agrees_on_device(kernel, arrays, options, device, **exactness) == "ran"
 
 
 @on_every_device

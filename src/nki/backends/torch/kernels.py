@@ -102,7 +102,7 @@ class StepKernels:
                 try:
                     found[step] = self._kernel(plan, step)
                 except Lengthy:
-                    pass  # it runs as before
+                    pass  # its steps are launched one by one
                 except Exception as problem:  # whatever it is, the step runs without a kernel
                     self.problem = f"{type(problem).__name__}: {problem}"
         return found
