@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 from stale_attributes import ATTRIBUTES
+from stale_classes import CLASSES
 from stale_sources import FORMS, MODULES, SOURCES, Source
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-ALL = [*SOURCES, *ATTRIBUTES]
+ALL = [*SOURCES, *ATTRIBUTES, *CLASSES]
 AGREES: dict[str, Any] = {
     "equal": lambda mine, expected, earlier: repr(mine) == repr(expected),
     "later": lambda mine, expected, earlier: all(mine >= value for value in (*earlier, expected)),

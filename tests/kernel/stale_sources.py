@@ -13,6 +13,8 @@ import builtins
 import collections
 import contextlib
 import contextvars
+import copy
+import copyreg
 import dataclasses
 import datetime
 import decimal
@@ -262,6 +264,8 @@ MODULES = [
     builtins,
     collections,
     contextvars,
+    copy,
+    copyreg,
     dataclasses,
     abc,
     array,

@@ -180,6 +180,17 @@ def test_repr_names_function_degree_and_platform():
         assert repr(kernel[1]) == "<nki.Kernel double[1] target=trn2>"
 
 
+def test_a_function_that_wraps_itself_is_refused():
+    def first(x):
+        return x
+
+    def second(x):
+        return x
+
+    first.__wrapped__, second.__wrapped__ = second, first
+    refused("argument", "wraps itself", lambda: nki.jit(first))
+
+
 @pytest.mark.parametrize(
     "name", ["func", "grid", "lnc", "target", "anything", "__name__", "__doc__", "_state"]
 )

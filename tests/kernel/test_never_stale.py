@@ -104,6 +104,13 @@ def test_sets_of_numbers_of_other_types():
     assert [factor_of(kernel, s) for s in (frozenset({1}), frozenset({1.0}))] == [2.0, 3.0]
 
 
+def test_a_set_that_the_kernel_changes_is_changed_by_every_call():
+    kernel = nki.jit(lambda x, s: s.add(2) or scaled(x, len(s)))
+    sets = [{1}, {1}, {1}]
+    assert [factor_of(kernel, s) for s in sets] == [2.0, 2.0, 2.0]
+    assert sets == [{1, 2}] * 3
+
+
 # ---- functions -----------------------------------------------------------------------------------
 
 

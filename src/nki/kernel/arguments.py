@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache
 from operator import itemgetter
+from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +25,11 @@ from ..machine.operators import Operator
 from ..typing import check_shapes
 from .arrays import NumpyFramework, TensorSpec, framework_of, is_description, is_dtype
 from .explain import suggest
+from .user_function import AnyKernel
 
 ALIAS_SUFFIX = ".must_alias_input"
 _PLAIN = (int, float, bool, str, type(None))
+_BITS = Struct("d").pack  # of a float: -0.0 differs from 0.0, and NaNs from each other
 
 
 class TensorArgument(NamedTuple):
@@ -35,6 +38,12 @@ class TensorArgument(NamedTuple):
     name: str
     value: Any  # the caller's array, or a description
     framework: Any  # None: a description
+
+
+class Records(NamedTuple):
+    """A class of records among the arguments."""
+
+    cls: type
 
 
 class _Slot(NamedTuple):
@@ -219,9 +228,9 @@ class _Flattening:
 
     def visit(self, value: Any, name: str) -> tuple[Any, Any]:
         """Return the key of an argument and its node."""
-        kind = value.__class__
+        kind = type(value)
         if kind in _PLAIN:
-            return (kind, value.hex() if kind is float else value), value
+            return (kind, _BITS(value) if kind is float else value), value
         if isinstance(value, np.generic):
             return self.visit(value.item(), name)
         framework = framework_of(value)
@@ -231,10 +240,12 @@ class _Flattening:
         if is_dtype(value):
             return (dtypes.DType, self._dtype(value, name)), dtypes.resolve(value, f"argument '{name}'")
         container = tree.container_of(value)
+        if kind is OrderedDict and vars(value):
+            self._refuse(value, name)
         if container is None:
             return self._leaf_key(value, name), value
         if kind not in (tuple, list, dict, OrderedDict):
-            self.followed.append(kind)
+            self.followed.append(Records(kind) if container.matches is tree.is_record else kind)
             if isinstance(value, (tuple, list, dict)) and not _is_named_tuple(value):
                 self._refuse(value, name)  # it may hold more than its elements
         keys, children = [], []
@@ -267,10 +278,12 @@ class _Flattening:
         """Return something hashable that is equal for values of one type and content alone."""
         kind = type(value)
         if kind in _PLAIN or kind in (bytes, complex, type(Ellipsis), type(NotImplemented)):
-            return kind, repr(value) if kind in (float, complex) else value  # -0.0 differs from 0.0
+            if kind is complex:
+                return kind, _BITS(value.real), _BITS(value.imag)
+            return kind, _BITS(value) if kind is float else value
         if kind in (range, slice):
             return kind, self._leaf_key((value.start, value.stop, value.step), name)
-        if kind in (tuple, set, frozenset):  # equal sets may differ in their order
+        if kind in (tuple, frozenset):  # equal sets may differ in their order
             return kind, tuple(self._leaf_key(item, name) for item in value)
         if isinstance(value, (Enum, Operator, dtypes.DType)) or _is_callable(value):
             self.followed.append(value)
@@ -315,9 +328,7 @@ def _is_named_tuple(value: Any) -> bool:
 
 def _is_callable(value: object) -> bool:
     """Functions and classes count by identity here, and a snapshot watches what they hold."""
-    return isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)) or hasattr(
-        type(value), "with_schedule"
-    )
+    return isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc, AnyKernel))
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from .words import PARTS, Words, counts_of, has_tag, places_of, state_of, tags_o
 
 MISSING = object()  # the value of a name that a namespace does not have
 attributes_of = object.__getattribute__  # runs no Python of a class
-ADDED = ("__slotnames__", "__annotations_cache__", "__abstractmethods__")  # by Python, when a class is used
+ADDED = ("__slotnames__", "__annotations_cache__")  # by Python, when a class is used
 
 
 def addresses(values: Iterable[Any]) -> bytes:

@@ -37,7 +37,7 @@ from .explain import explains_calls
 from .listeners import listeners
 from .run import Call, Run, launch_grid
 from .staged import Returned, Staged, stage_call
-from .user_function import named, plain, refuse_unfinished
+from .user_function import AnyKernel, named, plain, refuse_unfinished
 
 if TYPE_CHECKING:
     from .profile import Profile
@@ -55,7 +55,7 @@ class _Typed(Generic[P]):
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class Kernel(_Typed[P]):
+class Kernel(AnyKernel, _Typed[P]):
     """A kernel. `kernel(...)` runs it, `kernel[2]` launches it on two cores. Immutable."""
 
     func: Callable[P, Any]  # the user's function

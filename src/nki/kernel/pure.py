@@ -13,10 +13,11 @@ import itertools
 import math
 import operator
 import types
+import typing
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterable, Mapping
 from enum import Enum, EnumMeta
-from typing import Any
+from typing import Any, NewType
 
 import numpy as np
 
@@ -41,7 +42,7 @@ NUMPY = words("""
     concatenate stack tile repeat where tri tril triu meshgrid diag outer dot clip argmax argmin argsort sort
     unique iinfo finfo issubdtype result_type can_cast ndim shape size
 """)
-WHOLE_MODULES = ["nki.language", "nki.isa", "nki.collectives", "math", "operator", "itertools"]
+WHOLE_MODULES = ["nki.language", "nki.isa", "nki.collectives", "math", "itertools"]
 
 # modules whose functions and classes are not followed
 PYTHON_MODULES = words("""
@@ -74,7 +75,7 @@ _METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.Class
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, *_METHODS)
 _READING = words("format format_map __getattribute__ __subclasses__")  # what they take is named by a text
 _FIELD = type(vars(namedtuple("_Named", "field"))["field"])
-_CONSTANTS = (DType, Operator, types.GenericAlias, types.UnionType, _FIELD)
+_CONSTANTS = (DType, Operator, _FIELD)
 
 
 def _listed() -> Iterable[object]:
@@ -104,14 +105,25 @@ def is_pure(value: Any) -> bool:
         return id(value.__self__) in _PURE  # dict.fromkeys
     if issubclass(kind, Enum):
         return is_listed_module(kind.__module__)
-    return kind.__module__ == "typing" or _is_numpy_constant(value)
+    return _is_typing(kind) and not is_alias(value) or _is_numpy_constant(value)
+
+
+def is_alias(value: Any) -> bool:
+    """Return True for a type with others in brackets, such as `list[int]`, and for types that `|` joins."""
+    kind = type(value)
+    return kind in (types.GenericAlias, types.UnionType) or _is_typing(kind) and hasattr(value, "__origin__")
+
+
+def _is_typing(kind: type) -> bool:
+    """Return True for a class of `typing` whose objects do not change: `Optional[int]`."""
+    return kind.__module__ == "typing" and kind is not NewType and vars(typing).get(kind.__name__) is kind
 
 
 def _is_numpy_constant(value: Any) -> bool:
     """Return True for a scalar or dtype of numpy, ml_dtypes, torch or JAX."""
     kind = type(value)
     if isinstance(value, np.dtype):
-        return value.fields is None and value.metadata is None
+        return value.fields is None and value.subdtype is None and value.metadata is None
     if isinstance(value, type) and issubclass(value, np.generic):
         return not is_written_in_python(value)
     if issubclass(kind, np.generic):

@@ -14,15 +14,18 @@ import types
 from abc import ABCMeta, get_cache_token
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copyreg import dispatch_table
 from inspect import CO_OPTIMIZED
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from ..ir.tensor import NkiTensor
 from . import pure
+from .arguments import Records
 from .global_names import BY_TEXT, READING, GlobalUse, attributes_by_text, imports_in, names_in
 from .identities import ADDED, MISSING, Dicts, States, addresses, attributes_of, dict_of
+from .user_function import AnyKernel
 
 LARGEST = 20_000  # objects that are followed
 _UNREAD = pure.words("""
@@ -60,7 +63,7 @@ class Snapshot:
         self._functions: list[types.FunctionType] = []
         self._cells: list[types.CellType] = []
         self._classes: list[type] = []
-        self._objects: list[Any] = []  # of which the class and `__dict__` are compared
+        self._objects: dict[int, Any] = {}  # by their ids; of which the class and `__dict__` are compared
         self._dicts: list[dict] = []
         self._groups: list[Collection[Any]] = []  # lists and sets
         self._others: list[tuple[Any, Callable[[Any], tuple]]] = []  # what can change, with what reads it
@@ -80,7 +83,7 @@ class Snapshot:
         own_classes = [*self._classes]
         self._note_methods_of_tensors()
         self._states = States(
-            *(self._functions, self._cells, self._classes, self._objects),
+            *(self._functions, self._cells, self._classes, [*self._objects.values()]),
             *([group for group in self._groups if not group], function),
         )
         self._groups = [group for group in self._groups if group]
@@ -131,7 +134,7 @@ class Snapshot:
         elif type(value) in (list, set):
             self._groups.append(value)
         elif read is _state and (attributes := _plain_attributes(value)) is not None:
-            self._objects.append(value)
+            self._objects[id(value)] = value
             self._dicts.append(attributes)
         else:
             self._others.append((value, read))
@@ -154,10 +157,15 @@ class Snapshot:
                 self._watch_parts(value, _state)
         elif kind is types.ModuleType:
             self._whole_module(value)
+        elif kind is Records:
+            self._records(value.cls)
         elif isinstance(value, type):
             self._class(value)
-        elif hasattr(kind, "with_schedule"):  # a kernel: it cannot change
+        elif isinstance(value, AnyKernel):
+            self._watch(value, _state)
             self._add([value.func])
+        elif pure.is_alias(value):
+            self._add((getattr(value, "__origin__", None), *getattr(value, "__args__", ())))
         else:
             self._object(value)
 
@@ -190,6 +198,14 @@ class Snapshot:
             for name in names:
                 self._note(own, name, own.get(name, MISSING))
 
+    def _records(self, cls: type) -> None:
+        """Follow the class of records among the arguments, whose fields are in the key of the call."""
+        fields = getattr(cls, "__dataclass_fields__", ())
+        for base in set(cls.__mro__) - {object, Generic}:
+            if not pure.is_written_in_python(base) or not all(name in fields for name in _slots(base)):
+                raise self._unknown(f"a {cls.__module__}.{cls.__qualname__} holds more than its fields")
+        self._add([cls])
+
     def _object(self, value: object) -> None:
         cls = type(value)
         if _is_named_by_nki(value):  # nl.tile_size; not a tensor that a kernel left behind
@@ -209,6 +225,9 @@ class Snapshot:
     def _function(self, function: types.FunctionType) -> None:
         module = function.__globals__.get("__name__")
         is_listed = pure.is_listed(module, function) or module == pure.ONLY_RAISING
+        if module in ("copy", "dataclasses") and id(dispatch_table) not in self._seen:
+            self._seen[id(dispatch_table)] = dispatch_table  # it says how they copy objects
+            self._watch(dispatch_table, _pairs)
         self._functions.append(function)
         if is_listed and (not function.__closure__ or _is_named_by_nki(function)):
             return
@@ -292,12 +311,18 @@ class Snapshot:
             raise self._unknown(f"{module.__name__} does not have the name")
         value = vars(module)[name]
         self._note(vars(module), name, value)
+        self._note_module(module)
         return value
+
+    def _note_module(self, module: types.ModuleType) -> None:
+        """Note the class of a module: another one may have properties."""
+        self._objects[id(module)] = module
 
     def _whole_module(self, module: types.ModuleType) -> None:
         if module.__name__ not in pure.WHOLE_MODULES:
             raise self._unknown(f"module {module.__name__} as a value")
         self._watch(vars(module), _pairs)
+        self._note_module(module)
         self._add(value for value in vars(module).values() if isinstance(value, types.FunctionType))
 
 
@@ -332,8 +357,15 @@ def _is_named_by_nki(value: object) -> bool:
 def _has_no_state(cls: type) -> bool:
     """Return True for a class whose objects hold nothing beside `__dict__` and an immutable value."""
     if pure.is_written_in_python(cls):
-        return not vars(cls).get("__slots__")
+        return not any(_slots(cls))
     return cls in (object, int, float, str, bytes, tuple)
+
+
+def _slots(cls: type) -> Iterator[str]:
+    """Yield the names of the slots of a class: `__slots__` may have been changed since it was made."""
+    for name, value in vars(cls).items():
+        if type(value) is types.MemberDescriptorType and value.__objclass__ is cls:
+            yield name
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -351,11 +383,12 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
 }
 _CHANGING: dict[type, Callable[[Any], tuple]] = {
     **dict.fromkeys((list, set, bytearray), tuple),
-    **dict.fromkeys((dict, OrderedDict), _pairs),
+    dict: _pairs,
     functools.cached_property: attrgetter("func", "__class__"),
 }
 _WRAPPING: dict[type, Callable[[Any], tuple]] = {  # they may have attributes, too
     **dict.fromkeys((staticmethod, classmethod), attrgetter("__func__", "__class__")),
     property: attrgetter("fget", "fset", "fdel"),
     functools.partial: attrgetter("func", "args", "keywords"),
+    OrderedDict: _pairs,
 }

@@ -10,9 +10,17 @@ from typing import Any
 from ..errors import error
 
 
+class AnyKernel:
+    """The base of kernels, by which modules that these import can tell them from other objects."""
+
+    func: Callable[..., Any]
+
+
 def plain(func: Callable) -> Callable:
     """The user's own function inside partials, bound methods and wrappers of other decorators."""
+    passed: list[Callable] = []
     while True:
+        passed.append(func)
         inner = (
             getattr(func, "__wrapped__", None)
             or getattr(func, "__func__", None)
@@ -20,6 +28,8 @@ def plain(func: Callable) -> Callable:
         )
         if not callable(inner):
             return func
+        if any(inner is one for one in passed):
+            raise error("argument", f"{inner!r} wraps itself: its __wrapped__ leads back to it")
         func = inner
 
 

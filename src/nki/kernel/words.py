@@ -27,7 +27,7 @@ PARTS: dict[type, tuple[str, ...]] = {
         *("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__name__", "__qualname__", "__class__"),
     ),
     types.CellType: ("cell_contents",),
-    type: ("__mro__", "__name__", "__qualname__"),
+    type: ("__mro__", "__name__", "__qualname__", "__class__"),
 }  # what counts by its identity
 TAGGED = ((3, 10), (3, 11), (3, 12), (3, 13))  # versions whose dicts have a tag, which each change replaces
 _WORD = sizeof(c_void_p)
