@@ -271,7 +271,6 @@ REFUSED = [
     refused("k_prior-shape", "k_prior", changes={"k_prior": random((B, 1, D, S))}),
     refused("v_prior-number", "v_prior", changes={"v_prior": 1.0}),
     refused("v_prior-dtype", "v_prior", changes={"v_prior": np.zeros((B + 1, 1, S, D), np.int32)}),
-    refused("start_pos_ids", "start_pos_ids", start_pos_ids=POSITION),
     refused("rope_pos_ids", "rope_pos_ids", rope_pos_ids=POSITION),
     refused("inv_freqs", "inv_freqs", inv_freqs=np.ones((D // 2, 1), np.float32)),
     refused("table", "active_blocks_table", active_blocks_table=np.zeros((B, 8), np.int32)),

@@ -24,7 +24,7 @@ import nki.language as nl
 from nkilib.core.utils.types import Tensor
 
 from ..utils.common_types import DtypeMode
-from ..utils.kernel_assert import assert_tensors, not_built
+from ..utils.kernel_assert import assert_tensors, not_built, warn_without_effect
 from ..utils.kernel_helpers import get_verified_program_sharding_info
 from ..utils.tiled_range import TiledRange
 from .attention_tkg_checks import check_attention_tkg, check_config, check_packing
@@ -133,10 +133,11 @@ def attention_tkg(
         ),
     )
     check_packing(cfg, k_prior)
+    warn_without_effect(cfg.use_pos_id, "cfg.use_pos_id", (("start_pos_ids", start_pos_ids),))
     call = DecodeCall(q, k_active, v_active, k_prior, v_prior, mask, out, cfg, sbm, sharding[1], sharding[2])
     call.inv_freqs = inv_freqs
     call.rope_pos_ids = rope_pos_ids
-    call.start_pos_ids = start_pos_ids
+    call.start_pos_ids = start_pos_ids if cfg.use_pos_id else None
     call.sink = sink
     call.table = active_blocks_table
     call.max_context_len = max_context_len

@@ -168,7 +168,6 @@ def check_masks(call: DecodeCall) -> None:
     uses_positions = cfg.use_pos_id or cfg.fuse_rope
     positions = (("rope_pos_ids", call.rope_pos_ids),)
     refuse_without_effect(uses_positions, "cfg.use_pos_id or cfg.fuse_rope", positions)
-    refuse_without_effect(cfg.use_pos_id, "cfg.use_pos_id", (("start_pos_ids", call.start_pos_ids),))
     for pair in (("rope_pos_ids", call.rope_pos_ids), ("start_pos_ids", call.start_pos_ids)):
         if pair[1] is not None:
             assert_shape(pair[1], (cfg.bs, cfg.s_active), pair[0])

@@ -193,6 +193,16 @@ def test_rope_removes_whole_rotations_at_positions_of_long_sequences():
     assert np.isfinite(got[0]).all() and got[0].shape == out.shape
 
 
+def test_windows_that_a_given_mask_replaces_are_ignored_with_a_warning():
+    case = Case(config(2, 2, 2, 256, 64, fuse_rope=True, qk_in_sb=False), "float32")
+    case.more["start_pos_ids"] = case.more["rope_pos_ids"] - 5
+    with pytest.warns(UserWarning, match="attention_tkg: start_pos_ids has no effect.*cfg.use_pos_id"):
+        got, keys = case.run()
+    expected = case.expected()
+    near(got, expected[0], "float32")
+    near(keys, expected[1], "float32")
+
+
 def test_queries_in_hbm_may_have_the_layout_of_the_page():
     case = Case(config(2, 4, 2, 256, 64, fuse_rope=True, qk_in_sb=False))
     out, _ = case.run()
