@@ -178,6 +178,104 @@ def test_rows_are_gathered_and_scattered_by_a_tile_of_indices():
     assert type(caught.value) is IndexError
 
 
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda t, i: t[i, :, :],
+        lambda t, i: t[:, i, :],
+        lambda t, i: t[:, :, i],
+        lambda t, i: t[i, 2:5, 1:4],
+        lambda t, i: t[i],
+    ],
+)
+def test_one_element_of_a_tile_as_an_index_removes_the_dimension(pick):
+    x, ids = random(5, 6, 7), np.array([[2, 0], [1, 3]], np.int32)
+    assert (run(lambda t, index: nl.load(pick(t, nl.load(index)[1, 1])), x, ids) == pick(x, 3)).all()
+    assert (run(lambda t, index: nl.load(pick(t, nl.load(index)[1, 1:2][0, 0])), x, ids) == pick(x, 3)).all()
+    assert (run(lambda t, index: nl.load(t[nl.load(index)[1, 1], 2, :]), x, ids) == x[3, 2][:, None]).all()
+
+
+def test_slices_of_a_tile_as_an_index_keep_the_dimension():
+    x, ids = random(5, 6), np.array([[2], [4]], np.int32)
+    assert (run(lambda t, index: nl.load(t[nl.load(index)[1:2, 0:1], 1:4]), x, ids) == x[4:5, 1:4]).all()
+    assert (run(lambda t, index: nl.load(t[nl.load(index)[1], 1:4]), x, ids) == x[4:5, 1:4]).all()
+
+
+def test_dimensions_before_the_partitions_take_constant_indices_and_slices():
+    x = random(3, 4, 5)
+
+    def body(t):
+        tiles = nl.ndarray((3, nl.par_dim(4), 5), dtype=t.dtype, buffer=nl.sbuf)
+        for b in nl.static_range(3):
+            tiles[b] = nl.load(t[b])
+        i, j, k = nl.mgrid[0:1, 0:4, 0:2]
+        assert tiles[0:2, 1:3, 2:5].shape == (2, 2, 3)
+        with pytest.raises(NotImplementedError, match="err_failed_to_infer_tile"):
+            tiles[nl.arange(3)[:, None], nl.arange(4)[None, :], 0]
+        out = output((2, 4, 5))
+        nl.store(out[0, 1:3, 2:5], tiles[1:3, 1:3, 2:5][1])
+        nl.store(out[1, 0:4, 0:2], tiles[i + 2, j, 2 * k])
+        return out
+
+    made = nki.jit(body)(x)
+    assert (made[0, 1:3, 2:5] == x[2, 1:3, 2:5]).all() and (made[1, :, :2] == x[2, :, 0:4:2]).all()
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_a_row_with_more_dimensions_is_repeated_whole(store):
+    x = random(1, 1, 8)
+
+    @nki.jit
+    def kernel(t):
+        row, out, tile = nl.load(t), output((4, 8)), nl.ndarray((nl.par_dim(4), 8), dtype=t.dtype)
+        tile[...] = row
+        nl.store(out, row if store else tile)
+        return out
+
+    assert (kernel(x) == np.broadcast_to(x[0], (4, 8))).all()
+
+
+def test_hbm_takes_the_elements_of_a_row_in_any_shape():
+    x = random(1, 8)
+
+    @nki.jit
+    def kernel(t):
+        column, flat = output((8, 1)), output((8,))
+        nl.store(column, nl.load(t))
+        nl.store(flat, nl.load(t))
+        return column, flat
+
+    column, flat = kernel(x)
+    assert (column[:, 0] == x[0]).all() and (flat == x[0]).all()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_row_does_not_become_partitions(named):
+    def body(t):
+        tile = nl.ndarray((nl.par_dim(8), 1), dtype=t.dtype)
+        if named:
+            row = nl.load(t)
+            tile[...] = row
+        else:
+            tile[...] = nl.load(t)
+        return tile
+
+    with pytest.raises(new.NkiError, match=r"err_num_partition_mismatch: .*\(8, 1\).*\(1, 8\)"):
+        run(body, random(1, 8))
+
+
+def test_a_grid_of_size_zero_runs_one_program():
+    @nki.jit
+    def kernel(t):
+        out = output(t.shape)
+        assert nl.program_id(0) == 0 and nl.num_programs(0) == 1
+        nl.store(out, nl.load(t))
+        return out
+
+    x = random(4, 5)
+    assert (kernel[0](x) == x).all() and (kernel[nl.spmd_dim(0, nl.nc(2)), 1](x) == x).all()
+
+
 def test_a_grid_runs_the_body_for_each_program():
     @nki.jit
     def kernel(t):

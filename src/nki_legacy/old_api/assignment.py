@@ -49,7 +49,8 @@ def _receive(target: Tensor, source: PendingValue) -> None:
     masked = source.where
     whole = masked is None or masked.array is None
     views = target.parts() if same and buffers and whole and not isinstance(target, Updated) else []
-    direct = len(views) == 1 and not (source.by_dma and target.region is PSUM)
+    direct = len(views) == 1 and views[0][1].shape[0] == source.shape[0]
+    direct = direct and not (source.by_dma and target.region is PSUM)
     if not direct or source.reduction is not None or target.kind != source.kind and source.region is PSUM:
         assign(target, source)
         return
@@ -71,18 +72,22 @@ def write(target: Tensor, source: Tensor, masked: Where | None = None) -> None:
         masked = None if masked is None or masked.covers(source.shape) else masked
     _mark(target, masked is None)
     shape = target.shape
-    own = fitted(tile, shape) if tile.on_chip or tile.indirection is None else tile
     if masked is None or masked.covers(shape) or masked.covers(source.shape):
-        _copy_parts(target, own, None)
+        _copy_parts(target, tile, None)
     elif masked.array is None:
         box = masked.box if len(masked.box or ()) == len(shape) else _box_for(masked, source.shape, shape)
-        _copy_parts(target, own, box)
+        _copy_parts(target, tile, box)
     else:
-        _copy_where(target, own, masked.array.reshape(shape))
+        _copy_where(target, tile, masked.array.reshape(shape))
 
 
 def _copy_parts(target: Tensor, tile: NkiTensor, box: Box | None) -> None:
+    """Copy a tile to the views of a target. HBM takes the shape of the tile: its partitions are fixed."""
     pieces = target.parts(box)
+    if len(pieces) == 1 and box is None and pieces[0][1].indirection is None:
+        move(fitted(pieces[0][1], tile.shape), tile)
+        return
+    tile = fitted(tile, target.shape)
     for place, view in pieces:
         part = tile if len(pieces) == 1 and box is None else tile[tuple(place)]
         move(view if view.indirection is not None else fitted(view, part.shape), part)

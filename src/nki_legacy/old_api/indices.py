@@ -90,6 +90,14 @@ class Index:
         base = self.base + sum(cut.start * s for cut, s in zip(box, self.steps, strict=True))
         return Index([cut.stop - cut.start for cut in box], base, self.steps)
 
+    def without_axes(self, count: int) -> Index:
+        """Return the index less its first axes, where these have one position."""
+        if count <= 0 or any(n != 1 for n in self.shape[:count]):
+            return self
+        if self.steps is None:
+            return Index.of(self.array[(0,) * count])
+        return Index(self.shape[count:], self.base, self.steps[count:])
+
     # ---- Python manners --------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Index:

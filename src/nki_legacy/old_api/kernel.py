@@ -77,7 +77,8 @@ class OldKernel(Kernel):
 
     def __getitem__(self, grid: Any) -> OldKernel:
         sizes = grid if isinstance(grid, (tuple, list)) else (grid,)
-        return self._again(programs=tuple(int(n) for n in sizes))
+        # public kernels pass 0 for one program
+        return self._again(programs=tuple(max(1, int(n)) for n in sizes))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if run.running() is not None:

@@ -195,14 +195,22 @@ def move(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def fitted(view: NkiTensor, shape: Sequence[int]) -> NkiTensor:
-    """Return the same elements in the same order, with unit dimensions added or removed."""
+    """Return the same elements in the same order, with unit dimensions of a tile's rows added or removed."""
     if tuple(view.shape) == tuple(shape) or view.indirection is not None:
         return view
     pairs = view.get_pattern()
     head, rest = (pairs[:1], pairs[1:]) if view.on_chip else ([], pairs)
-    used = iter([pair for pair in rest if pair[1] != 1])
+    used = [pair for pair in rest if pair[1] != 1]
     wanted = list(shape[1:] if view.on_chip else shape)
-    pattern = head + [[1, 1] if n == 1 else next(used) for n in wanted]
+    if [n for _, n in used] != [n for n in wanted if n != 1]:
+        raise failure(
+            "err_num_partition_mismatch",
+            f"shape {tuple(view.shape)} does not fit {tuple(shape)}: the first dimension is partitions",
+            "nl.transpose moves a row to partitions",
+            [view.describe()],
+        )
+    left = iter(used)
+    pattern = head + [[1, 1] if n == 1 else next(left) for n in wanted]
     if len(pattern) < 2 and view.on_chip:
         pattern.append([1, 1])
     return view.ap(pattern)

@@ -131,6 +131,7 @@ class Whole(Tensor):
         self.filled = False  # a matmul may be added to its contents
         self.owner: Whole | None = None  # of which this is a slice
         self.where: Where | None = None  # of a masked result: the part that an assignment writes
+        self.rank = len(self.shape)  # dimensions that no number has picked from: a tile's partitions stay
 
     def tile(self) -> NkiTensor:
         if run.running() is not None:
@@ -258,13 +259,9 @@ def index(tensor: Tensor, key: Any) -> Tensor:
     owner = tensor if isinstance(tensor, Whole) else None
     if owner is not None and owner.blocks.ndim:
         outer, key = key[: owner.blocks.ndim], key[owner.blocks.ndim :]
-        chosen = owner.blocks[tuple(int(k) if is_int(k) else k for k in outer)]
+        key = tuple(k.without_axes(len(k.shape) - len(key)) if isinstance(k, Index) else k for k in key)
+        chosen = _blocks(owner.blocks, outer, key)
         if isinstance(chosen, np.ndarray):
-            if key:
-                raise failure(
-                    "err_failed_to_infer_tile_from_local_tensor",
-                    "dimensions before the partition dimension take numbers",
-                )
             return Whole(None, chosen)
         base = chosen
     else:
@@ -272,6 +269,23 @@ def index(tensor: Tensor, key: Any) -> Tensor:
     if not any(isinstance(k, (Index, Tensor)) for k in key):
         return _sliced(owner, base, key)
     return IndexedTensor(owner, _region(base, key))
+
+
+def _blocks(blocks: np.ndarray, outer: tuple, key: tuple) -> Any:
+    """Return the tile, or the tiles, that the dimensions before the partition dimension pick."""
+    numbers = tuple(k.base if isinstance(k, Index) and k.is_constant() else k for k in outer)
+    chosen = blocks[numbers] if not any(isinstance(k, (Index, Tensor)) for k in numbers) else blocks
+    if isinstance(chosen, np.ndarray) and any(isinstance(k, (Index, Tensor)) for k in (*numbers, *key)):
+        raise failure(
+            "err_failed_to_infer_tile_from_local_tensor",
+            "dimensions before the partition dimension take numbers",
+        )
+    if not isinstance(chosen, np.ndarray) or not key:
+        return chosen
+    cut = np.empty(chosen.shape, object)
+    for place, tile in np.ndenumerate(chosen):
+        cut[place] = tile[key]
+    return cut
 
 
 def _entry(k: Any) -> Any:
@@ -310,6 +324,8 @@ def _sliced(owner: Whole | None, base: NkiTensor, key: tuple) -> Tensor:
         if not stepped:
             made = Whole(base[key])
             made.owner = owner
+            before = owner.rank if owner is not None and not owner.blocks.ndim else len(sizes)
+            made.rank = before - sum(is_int(k) for k in key)
             return made
     return IndexedTensor(owner, _region(base, tuple(key)))
 
@@ -320,6 +336,7 @@ def _region(base: NkiTensor, key: tuple) -> IndexedRegion:
     rows = next(((d, k) for d, k in enumerate(key) if isinstance(k, Tensor)), None)
     shapes = [k.shape for k in key if isinstance(k, Index)]
     tiles = [tuple(rows[1].shape)] if rows is not None else []
+    element = rows is not None and isinstance(rows[1], Whole) and rows[1].rank <= 0
     slices = [d for d, k in enumerate(key) if isinstance(k, slice)]
     shape: tuple[int, ...]
     if shapes:
@@ -327,7 +344,7 @@ def _region(base: NkiTensor, key: tuple) -> IndexedRegion:
         if tiles and len(shape) >= 1:
             shape = np.broadcast_shapes(shape, (tiles[0][0], *[1] * (len(shape) - 1)))
     elif tiles:
-        shape = (tiles[0][0],) if slices else tiles[0]
+        shape = () if slices and element else (tiles[0][0],) if slices else tiles[0]
     else:
         shape = ()
     lengths = {d: range(*_range(key[d], base.shape[d])) for d in slices}
@@ -374,11 +391,8 @@ def broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
         return source
     if not tile.on_chip:
         return Whole(_stretch_hbm(tile, shape))
-    missing = len(shape) - tile.ndim
-    if missing > 0:
-        tile = fitted(tile, (tile.shape[0], *[1] * missing, *tile.shape[1:]))
-    elif missing < 0:
-        tile = fitted(tile, [n for n in tile.shape if n != 1] or shape)
+    row = list(tile.shape[1:] if tile.ndim <= len(shape) else [n for n in tile.shape[1:] if n != 1])
+    tile = fitted(tile, (tile.shape[0], *[1] * (len(shape) - 1 - len(row)), *row))
     return Whole(stretch(spread(tile, shape[0]), shape))
 
 
