@@ -7,13 +7,13 @@ derived once for a Program, holds no values, and is shared by all executions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from math import prod
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..ir.caches import cached_property, per_program
+from ..ir.columns import ProgramColumns
 from ..ir.instruction import Instruction, State
 from ..ir.liveness import last_uses
 from ..ir.program import Diagnostic, Item, Loop, Program, walk
@@ -72,7 +72,6 @@ class Signature:
         "widths",
         "hbm_reads",
         "hbm_writes",
-        "places",
     )
 
     def __init__(self, instruction: Instruction, machine: Machine):
@@ -100,20 +99,6 @@ class Signature:
         self.hbm_writes = tuple(
             (names[i], i in instruction.read_at) for i in written if not operands[i].storage.on_chip
         )
-        # of an instruction: the storage and the offset of each view, one after the other
-        fixed = [part for name in access.views for part in (f"{name}.storage", f"{name}.offset")]
-        self.places: Callable[[Any], Sequence[Any]] = (
-            attrgetter(*fixed) if access.fixed and fixed else _touched_places
-        )
-
-
-def _touched_places(instruction: Instruction) -> list[Any]:
-    """Return the places of the operands, and of what the addresses of indirect ones are computed from."""
-    views = instruction.views()
-    views += [
-        v.indirection.base for v in views if v.indirection is not None and v.indirection.base is not None
-    ]
-    return [part for view in views for part in (view.storage, view.offset)]
 
 
 def _flops(product: Instruction) -> int:
@@ -121,7 +106,6 @@ def _flops(product: Instruction) -> int:
     return 2 * k * prod(m) * prod(n)
 
 
-_ACCESS = attrgetter("access")
 _DERIVED = ("kinds", "counts", "states", "outliving", "shared", "cores")  # from the items, when asked for
 
 
@@ -132,6 +116,7 @@ class Lowered:
         self.machine = program.machine
         self.items = program.cores
         self.storages = program.storages
+        self.columns = program.columns
         self.diagnostics = program.diagnostics
         self._signatures: dict[int, Signature] = {}  # by the identity of an `access`, which is in the value
         self.parameters, self.constants, self.result = program.parameters, program.constants, program.result
@@ -142,6 +127,7 @@ class Lowered:
         for name in _DERIVED:
             vars(found).pop(name, None)
         found.items = items
+        found.columns = ProgramColumns(items, self.storages)
         return found
 
     # ---- facts for planning ----------------------------------------------------------------------
@@ -155,18 +141,23 @@ class Lowered:
 
     def signatures(self, items: Sequence[Item]) -> list[Signature | None]:
         """Return the same for each of many items; None for a loop."""
-        if Loop in set(map(type, items)):
-            return [None if isinstance(item, Loop) else self.signature(item) for item in items]
-        keys = [*map(id, map(_ACCESS, items))]
-        if not self._signatures.keys() >= set(keys):
-            for item in items:
-                self.signature(item)  # type: ignore[arg-type]  # there is no loop
-        return [*map(self._signatures.__getitem__, keys)]
+        return [None if isinstance(item, Loop) else self.signature(item) for item in items]
+
+    def known(self, core: int) -> list[Signature]:
+        """Return the signatures of a core, in the order of its columns."""
+        return [*map(self.signature, self.columns.of(core).samples)]
 
     @cached_property
     def kinds(self) -> tuple[list[Signature | None], ...]:
         """The signatures of the items of each core; None for a loop."""
-        return tuple(map(self.signatures, self.items))
+        found: list[list[Signature | None]] = []
+        for core, items in enumerate(self.items):
+            if self.columns.has_loops[core]:
+                found.append(self.signatures(items))
+            else:
+                numbers = self.columns.of(core).signature.tolist()
+                found.append([*map(self.known(core).__getitem__, numbers)])
+        return tuple(found)
 
     @cached_property
     def counts(self) -> tuple[Counter[Signature | None], ...]:
@@ -184,20 +175,6 @@ class Lowered:
         for core, counts in enumerate(self.counts):
             every.update(self.signatures([*self.walk(core)]) if None in counts else counts)
         return frozenset(state for signature in every for state in signature.states)
-
-    @cached_property
-    def storage_numbers(self) -> dict[Storage, int]:
-        return {storage: number for number, storage in enumerate(self.storages)}
-
-    @cached_property
-    def storage_kinds(self) -> tuple[list[int], tuple]:
-        """A number for each storage, equal for those that backends treat alike, and what it stands for."""
-        known: dict[tuple, int] = {}
-        numbers = []
-        for s in self.storages:
-            kind = s.buffer, tuple(s.shape), s.dtype, s.address, s.parameter, s.constant, s.loop
-            numbers.append(known.setdefault(kind, len(known)))
-        return numbers, tuple(known)
 
     # ---- steps -----------------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from ..ir.columns import Numbers
 from ..ir.instruction import Instruction
 from ..ir.semantics import Fill, MatrixProduct, Move, Sum
 from ..ir.storage import Storage
-from .columns import Numbers, columns_of
 from .lowered import Lowered, Signature, lanes_of, register_use
 
 CANDIDATES = 3  # numbers of units that are tried
@@ -83,17 +83,13 @@ class _Accesses:
         self.lowered = lowered
         self.items = cast("Sequence[Instruction]", lowered.items[core])  # there is no loop
         self.kinds = cast("Sequence[Signature]", lowered.kinds[core])
-        columns = columns_of(lowered, core)
+        columns, known = lowered.columns.of(core), lowered.known(core)
         self.signature, self.storage = columns.signature, columns.storage
-        counts = np.array([len(kind.access.views) for kind in columns.kinds])
-        each, before = counts[self.signature], (np.cumsum(counts) - counts)[self.signature]
-        self.item = np.repeat(np.arange(len(self.kinds)), each)
-        # the number of an operand of a signature
-        self.operand = np.arange(len(self.storage)) - np.repeat(np.cumsum(each) - each - before, each)
-        self.writes = np.array([flag for kind in columns.kinds for flag in kind.written])[self.operand]
-        widths = np.array([width for kind in columns.kinds for width in kind.widths])
+        self.item, self.operand = columns.position, columns.operand
+        self.writes = np.array([flag for kind in known for flag in kind.written])[self.operand]
+        widths = np.array([width for kind in known for width in kind.widths])
         self.offset = columns.offset * widths[self.operand]  # in bytes: HBM may be viewed as other dtypes
-        self.on_chip = np.array([s.on_chip for s in lowered.storages])
+        self.on_chip = np.array([s.on_chip for s in lowered.columns.storages])
         self.alike = self._alike()
 
     def _alike(self) -> Numbers:
@@ -197,7 +193,7 @@ class _Candidate:
         """Return whether each tile of the first unit has one of equal shape and dtype in all other units."""
         known, first, which = np.unique(tiles[0], return_index=True, return_inverse=True)
         mapped = tiles[:, first]  # the tile of each unit for each one of the first unit
-        kinds = np.array(self.accesses.lowered.storage_kinds[0])[mapped]
+        kinds = self.accesses.lowered.columns.storage_kinds[0][mapped]
         return bool(
             (tiles == mapped[:, which]).all()
             and (kinds == kinds[0]).all()

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
+from ..ir.columns import Columns, Numbers
 from ..ir.items import Diagnostic
 from ..ir.liveness import Lifetime, Peak, lifetimes, peak
 from ..ir.program import Program
@@ -26,7 +29,8 @@ def capacity(program: Program, reserve_psum_bank: bool = False) -> list[Diagnost
     peaks: dict[MemoryRegion, list[Peak]] = {}
     lives: list[dict[Storage, Lifetime]] | None = None
     for memory in (SBUF, PSUM):
-        if not _fit_together(program, memory, limit_of(machine, memory, reserve_psum_bank)):
+        limit = limit_of(machine, memory, reserve_psum_bank)
+        if not _fit_together(program, memory, limit) and not _fit_at_once(program, memory, limit):
             lives = lives or [lifetimes(items) for items in program.cores]
             mine = [{s: life for s, life in core.items() if s.buffer is memory} for core in lives]
             peaks[memory] = [peak(core, lambda storage: storage.taken(machine)) for core in mine]
@@ -70,6 +74,32 @@ def _fit_together(program: Program, memory: MemoryRegion, limit: int) -> bool:
             if total > limit:
                 return False
     return True
+
+
+def _fit_at_once(program: Program, memory: MemoryRegion, limit: int) -> bool:
+    """True when no more is live at once than fits: decided fast, where there is no loop."""
+    columns = program.columns
+    if any(columns.has_loops):
+        return False
+    kinds, _ = columns.storage_kinds
+    samples = [columns.storages[index] for index in np.unique(kinds, return_index=True)[1]]
+    taken = [s.taken(program.machine) if s.buffer is memory else 0 for s in samples]
+    sizes = np.array(taken, np.int64)[kinds]
+    always = np.array([s.address is not None for s in samples], np.bool_)[kinds]
+    return all(_live(columns.of(core), sizes, always) <= limit for core in range(len(program.cores)))
+
+
+def _live(columns: Columns, sizes: Numbers, always: np.ndarray) -> int:
+    """Return the most bytes that are live at once, or more: tiles with addresses count one by one."""
+    length = len(columns.signature)
+    first, last = np.full_like(sizes, length), np.full_like(sizes, length - 1)
+    first[columns.storage[::-1]], last[columns.storage] = columns.position[::-1], columns.position
+    first[always] = 0
+    last[always] = length - 1
+    changes = np.zeros(length + 1, np.int64)
+    np.add.at(changes, first, sizes)
+    np.subtract.at(changes, last + 1, sizes)
+    return int(changes.cumsum().max())
 
 
 def _overflow(memory: MemoryRegion, peak: Peak, limit: int, machine: Machine, core: int) -> Diagnostic:

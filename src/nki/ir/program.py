@@ -17,6 +17,7 @@ import numpy as np
 from ..machine.generations import find
 from ..machine.machine import Machine
 from .caches import cached_property
+from .columns import ProgramColumns
 from .effects import Effects, effects
 from .hooks import hooks
 from .instruction import Instruction, State
@@ -67,6 +68,11 @@ class Program:
     def loops(self) -> tuple[Loop, ...]:
         """Every dynamic loop, inner ones after the ones around them."""
         return tuple(loop for items in self.cores for loop in loops_in(items))
+
+    @cached_property
+    def columns(self) -> ProgramColumns:
+        """The instructions and the places of their operands as arrays of numbers."""
+        return ProgramColumns(self.cores, self.storages)
 
     @cached_property
     def effects(self) -> tuple[Effects, ...]:

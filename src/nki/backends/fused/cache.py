@@ -12,7 +12,6 @@ from typing import Any
 from ...ir.caches import LRUCache
 from ...ir.operand_access import OperandAccess
 from ...ir.program import Item, Loop
-from ..columns import columns_of
 from ..lowered import Lowered
 from .steps import CorePlan, FusedPlan, GemmStep, PackStep
 
@@ -66,13 +65,13 @@ class Content:
         from hashlib import blake2b  # few programs are planned
 
         self.accesses: list[OperandAccess] = []
-        kinds, known = lowered.storage_kinds
-        digest = blake2b(array("q", kinds).tobytes(), digest_size=32)
+        kinds, known = lowered.columns.storage_kinds
+        digest = blake2b(kinds.tobytes(), digest_size=32)
         for core, items in enumerate(lowered.items):
-            columns = columns_of(lowered, core)
-            accesses = [kind.access for kind in columns.kinds]
+            columns = lowered.columns.of(core)
+            accesses = [sample.access for sample in columns.samples]
             self.accesses += accesses
-            loops = [*_loops(items)] if None in lowered.counts[core] else []
+            loops = [*_loops(items)] if lowered.columns.has_loops[core] else []
             sizes = len(accesses), len(columns.signature), len(columns.storage), len(loops)
             digest.update(array("q", [*sizes, *loops, *map(id, accesses)]).tobytes())
             for numbers in (columns.signature, columns.storage, columns.offset):

@@ -75,7 +75,7 @@ class StepEmitter:
     """Emits the steps of one core."""
 
     def __init__(self, lowered: Lowered, core: int, outer: Collection[Any] = ()):
-        self.storages = lowered.storage_numbers
+        self.storages = lowered.columns.numbers
         self.lowered, self.core = lowered, core
         self.outer = outer  # values and buffers of the steps before a unit
         self.steps: list[PlanStep] = []

@@ -56,10 +56,7 @@ def plan_of(lowered: Lowered, forced: bool = False) -> FusedPlan | NoPlan:
 
 def _shared(lowered: Lowered) -> FusedPlan | NoPlan:
     """Return the plan of an equal program, or a new one."""
-    try:
-        content = cache.Content(lowered)
-    except KeyError:  # a storage that the program does not list
-        return make_plan(lowered)
+    content = cache.Content(lowered)
     found: FusedPlan | NoPlan = cache.plans.find(content) or make_plan(lowered)
     if isinstance(found, FusedPlan):
         cache.plans.put(content, found)
@@ -189,13 +186,13 @@ def _is_common(moved: Collection[Storage], elements: Elements) -> bool:
 
 
 def _by_number(lowered: Lowered, shifts: dict[Storage, int]) -> dict[int, int]:
-    return {lowered.storage_numbers[storage]: shift for storage, shift in shifts.items()}
+    return {lowered.columns.numbers[storage]: shift for storage, shift in shifts.items()}
 
 
 def _plan(
     lowered: Lowered, cores: list[CorePlan], storages: Storages, untracked: dict[Storage, str]
 ) -> FusedPlan:
-    numbers = lowered.storage_numbers
+    numbers = lowered.columns.numbers
     results = []
     for storage, views in storages.stores.items():
         if storage in storages.write_once:
