@@ -17,6 +17,7 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki.kernel import words
 from support import target, unseen
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -547,6 +548,40 @@ def test_first_calls_from_several_threads():
             assert factor_of(kernel, float(i * 100 + j)) == i * 100 + j
 
     in_threads(4, work)
+
+
+@pytest.mark.skipif(not words.HAS_TAGS, reason="only tags of dicts tell it")
+@pytest.mark.parametrize(
+    "read, put",
+    [
+        (lambda: FACTOR, lambda v: globals().__setitem__("FACTOR", v)),
+        (lambda: BY_NAME["factor"], lambda v: BY_NAME.__setitem__("factor", v)),
+        (lambda: Settings.factor, lambda v: setattr(Settings, "factor", v)),
+        (lambda: PKG.conf.s, lambda v: setattr(PKG.conf, "s", v)),
+    ],
+    ids=["global", "dict", "class attribute", "module"],
+)
+def test_what_another_thread_changed_for_a_while_is_not_cached(read, put):
+    def during_a_call(value):
+        thread = threading.Thread(target=lambda: put(value))
+        thread.start()
+        thread.join()
+
+    before, values = read(), []
+    namespace = {"__name__": "nki.language.tests", "values": values, "change": during_a_call}
+    exec("def others_run():\n    if values: change(values.pop())\n", namespace)
+    others_run = namespace["others_run"]
+
+    @nki.jit
+    def kernel(x):
+        others_run()
+        factor = read()
+        others_run()
+        return scaled(x, factor)
+
+    values += [before, 3.0]
+    assert [factor_of(kernel) for _ in range(3)] == [3.0, 2.0, 2.0]
+    assert kernel.cache_info().hits == 1
 
 
 def test_nothing_is_written_back_by_a_call_that_fails():

@@ -101,7 +101,7 @@ def trace_call(call: Call, has_data: bool) -> Traced:
             check_names(kernel.schedule, by_name(program, core))
         if not has_data:
             program = report_traced(kernel, launch, program)
-        is_fixed = not launch.python.read_values and is_plain(results[0])
+        is_fixed = not launch.python.read_values and is_plain(results[0]) and _is_untouched(call)
         return Traced(program, transfer, is_fixed, launch.python.files)
 
 
@@ -265,6 +265,14 @@ def cache_program(
     """Cache the program of a call; None: its Python reads values of tensors."""
     entry = CachedProgram(program, call.snapshot, tuple(files), verified or {})
     programs.add(call.key, entry, call.options.cache_bytes)
+
+
+def _is_untouched(call: Call) -> bool:
+    """Return False if the Python may have read what was changed and restored while it ran."""
+    if call.snapshot is None or call.snapshot.is_untouched():
+        return True
+    programs.refuse(call.key, "something that its Python can read was changed while it ran")
+    return False
 
 
 def take_snapshot(call: Call) -> None:

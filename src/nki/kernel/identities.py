@@ -112,6 +112,11 @@ class _Names:
         self._kept = [*map(present.get, first), *present.values()]
         self._addresses = addresses(self._kept)
         self._count = len(present) if is_whole else None
+        self._added = _count_added(namespace)
+
+    def is_changed_by_python(self) -> bool:
+        """Return True if Python itself changed it: it imports modules and adds names to classes."""
+        return self.holder is sys.modules or _count_added(self.holder) != self._added
 
     def hold(self) -> bool:
         """Return True if the names are as they were. Raises KeyError if one is gone."""
@@ -119,8 +124,12 @@ class _Names:
         return (
             addresses(self._read(namespace)) == self._addresses
             and not any(name in namespace for name in self._absent)
-            and (self._count is None or len(namespace) - sum(n in namespace for n in ADDED) == self._count)
+            and (self._count is None or len(namespace) - _count_added(namespace) == self._count)
         )
+
+
+def _count_added(namespace: Mapping[str, Any]) -> int:
+    return sum(name in namespace for name in ADDED)
 
 
 class _Contents:
@@ -130,6 +139,10 @@ class _Contents:
         self.holder = holder
         self._kept = (*holder, *holder.values())
         self._addresses = addresses(self._kept)
+
+    def is_changed_by_python(self) -> bool:
+        """Return False: only the user's Python changes it."""
+        return False
 
     def hold(self) -> bool:
         """Return True if they are as they were."""
@@ -152,6 +165,12 @@ class Dicts:
         self._others = [part for part in found if not has_tag(part.holder)]
         self._words = Words(tags_of(part.holder for part in self._tagged))
         self._tags = np.zeros(len(self._tagged), np.uintp)  # of when they were compared last; 0: never
+        self._first_tags = self._words.read()
+
+    def are_untouched(self) -> bool:
+        """Return True if no tag says that a dict was changed since this was made, and perhaps restored."""
+        (differ,) = (self._words.read() != self._first_tags).nonzero()
+        return all(self._tagged[number].is_changed_by_python() for number in differ)
 
     def hold(self) -> bool:
         """Return True if all of them are as they were. Raises KeyError if a name is gone."""

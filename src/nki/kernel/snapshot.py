@@ -107,6 +107,10 @@ class Snapshot:
         except (AttributeError, KeyError, ValueError, RuntimeError):  # gone, emptied, or changed meanwhile
             return False
 
+    def is_untouched(self) -> bool:
+        """Return True if no thread has changed a dict, and perhaps restored it, since this was taken."""
+        return self._contents.are_untouched()
+
     def _present(self) -> tuple[Iterator[Any], list[int]]:
         """Return what counts by its identity in containers and other objects, and how many each has."""
         found = [*self._groups, *(read(value) for value, read in self._others)]
