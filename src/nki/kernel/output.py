@@ -50,11 +50,15 @@ class _Streams(WhileKernelsRun):
     """Replaces sys.stdout and sys.stderr while calls filter what they print."""
 
     @classmethod
-    def begin(cls) -> None:
-        sys.stdout, sys.stderr = _Stream("stdout", sys.stdout), _Stream("stderr", sys.stderr)  # type: ignore[assignment]
+    def present(cls) -> tuple[Any, Any]:
+        return sys.stdout, sys.stderr
 
     @classmethod
-    def end(cls) -> None:
+    def change(cls, before: tuple[Any, Any]) -> None:
+        sys.stdout, sys.stderr = _Stream("stdout", before[0]), _Stream("stderr", before[1])  # type: ignore[assignment]
+
+    @classmethod
+    def restore(cls, before: tuple[Any, Any]) -> None:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if isinstance(stream, _Stream):  # else something else replaced it meanwhile

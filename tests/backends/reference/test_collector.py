@@ -52,6 +52,26 @@ def test_nested_uses_restore_the_threshold_once(threshold):
     assert gc.get_threshold() == threshold
 
 
+def test_an_interrupt_while_the_threshold_is_changed_restores_it(threshold, monkeypatch):
+    class interrupted(fewer_collections):
+        @classmethod
+        def change(cls, before):
+            super().change(before)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), interrupted():
+        pass
+    assert gc.get_threshold() == threshold
+
+
+def test_a_context_that_an_interrupt_kept_from_leaving_has_left_when_it_is_gone(threshold):
+    context = fewer_collections()
+    context.__enter__()
+    assert gc.get_threshold()[0] == YOUNG
+    del context
+    assert gc.get_threshold() == threshold
+
+
 @pytest.mark.parametrize("chosen", [0, 10 * YOUNG])
 def test_a_threshold_that_the_user_set_is_not_changed(chosen):
     gc.set_threshold(chosen, 10, 10)

@@ -7,7 +7,7 @@ pass over the product of every matmul that accumulates.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,18 +23,18 @@ AVX512 = ("SkylakeX", "Cooperlake", "SapphireRapids")  # OpenBLAS's names of its
 class one_blas_thread(WhileKernelsRun):
     """Context: BLAS uses one thread while any kernel runs, and as many as before afterwards."""
 
-    before: ClassVar[list[int]]
+    @classmethod
+    def present(cls) -> list[int]:
+        return [library.num_threads for library in _blas_libraries()]
 
     @classmethod
-    def begin(cls) -> None:
-        libraries = _blas_libraries()
-        cls.before = [library.num_threads for library in libraries]
-        for library in libraries:
+    def change(cls, before: list[int]) -> None:
+        for library in _blas_libraries():
             library.set_num_threads(1)
 
     @classmethod
-    def end(cls) -> None:
-        for library, threads in zip(_blas_libraries(), cls.before, strict=True):
+    def restore(cls, before: list[int]) -> None:
+        for library, threads in zip(_blas_libraries(), before, strict=True):
             library.set_num_threads(threads)
 
 

@@ -8,7 +8,6 @@ alive, in a trace, a plan and a profile, even one collection does.
 from __future__ import annotations
 
 import gc
-from typing import ClassVar
 
 from .settings import WhileKernelsRun
 
@@ -18,18 +17,19 @@ YOUNG = 200_000  # new objects between two collections, instead of Python's 700
 class fewer_collections(WhileKernelsRun):
     """Context: the collector runs less often while any kernel runs."""
 
-    before: ClassVar[tuple[int, int, int]]
+    @classmethod
+    def present(cls) -> tuple[int, int, int]:
+        return gc.get_threshold()
 
     @classmethod
-    def begin(cls) -> None:
-        cls.before = gc.get_threshold()
-        if 0 < cls.before[0] < YOUNG:  # 0: it is disabled
-            gc.set_threshold(YOUNG, *cls.before[1:])
+    def change(cls, before: tuple[int, int, int]) -> None:
+        if 0 < before[0] < YOUNG:  # 0: it is disabled
+            gc.set_threshold(YOUNG, *before[1:])
 
     @classmethod
-    def end(cls) -> None:
+    def restore(cls, before: tuple[int, int, int]) -> None:
         if gc.get_threshold()[0] == YOUNG:  # else it was changed meanwhile
-            gc.set_threshold(*cls.before)
+            gc.set_threshold(*before)
 
 
 class no_collections(WhileKernelsRun):
@@ -38,17 +38,18 @@ class no_collections(WhileKernelsRun):
     New objects go to the oldest generation at once: only a full collection visits them.
     """
 
-    before: ClassVar[bool]
+    @classmethod
+    def present(cls) -> bool:
+        return gc.isenabled()
 
     @classmethod
-    def begin(cls) -> None:
-        cls.before = gc.isenabled()
+    def change(cls, before: bool) -> None:
         gc.disable()
 
     @classmethod
-    def end(cls) -> None:
+    def restore(cls, before: bool) -> None:
         if gc.get_freeze_count() == 0:  # else objects are frozen on purpose
             gc.freeze()
             gc.unfreeze()
-        if cls.before:
+        if before:
             gc.enable()

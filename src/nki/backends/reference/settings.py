@@ -4,54 +4,80 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import ClassVar
-
-
-class _Depth(threading.local):
-    count = 0
+from typing import Any, ClassVar
 
 
 class WhileKernelsRun:
-    """Context of a subclass: `begin` when the first kernel enters, `end` when the last one leaves."""
+    """Context of a subclass: `change` when the first kernel enters, `restore` when the last one leaves.
 
-    _lock: ClassVar[threading.Lock]
-    _users: ClassVar[int]
-    _mine: ClassVar[_Depth]  # how often this thread is inside
+    An interrupt may come between any two lines of this file, also before `__exit__` has begun. So a context
+    that is gone has left, and what to restore is noted before anything is changed.
+    """
+
+    _lock: ClassVar[threading.RLock]  # the collector may run `__del__` while it is held
+    _inside: ClassVar[dict[int, int]]  # the contexts that are in use, by their ids, with their threads
+    _before: ClassVar[Any]  # what `restore` gets; None: nothing is changed
 
     def __init_subclass__(cls) -> None:
-        cls._lock, cls._users, cls._mine = threading.Lock(), 0, _Depth()
+        cls._lock, cls._inside, cls._before = threading.RLock(), {}, None
 
     def __enter__(self) -> None:
         cls = type(self)
-        with cls._lock:
-            if cls._users == 0:
-                cls.begin()
-            cls._users += 1
-            cls._mine.count += 1
+        try:
+            with cls._lock:
+                cls._inside[id(self)] = threading.get_ident()
+                if cls._before is None:
+                    cls._before = cls.present()
+                    cls.change(cls._before)
+        except BaseException:
+            self._leave()
+            raise
 
     def __exit__(self, *exception: object) -> None:
+        try:
+            self._leave()
+        except BaseException:
+            self._leave()
+            raise
+
+    def __del__(self) -> None:
+        if id(self) in type(self)._inside:
+            self._leave()
+
+    def _leave(self) -> None:
         cls = type(self)
         with cls._lock:
-            cls._users -= 1
-            cls._mine.count -= 1
-            if cls._users == 0:
-                cls.end()
+            cls._inside.pop(id(self), None)
+            cls._restore_if_unused()
 
     @classmethod
-    def begin(cls) -> None:
+    def _restore_if_unused(cls) -> None:
+        if not cls._inside and cls._before is not None:
+            cls.restore(cls._before)
+            cls._before = None
+
+    @classmethod
+    def present(cls) -> Any:
+        """Return the setting as it is."""
         raise NotImplementedError
 
     @classmethod
-    def end(cls) -> None:
+    def change(cls, before: Any) -> None:
+        """Change the setting, for kernels."""
+        raise NotImplementedError
+
+    @classmethod
+    def restore(cls, before: Any) -> None:
+        """Set it as it was, also where `change` did not finish, unless something else changed it."""
         raise NotImplementedError
 
     @classmethod
     def after_fork(cls) -> None:
-        """Reset the lock and the count: the child has one thread, and others may have held the lock."""
-        cls._lock = threading.Lock()
-        left, cls._users = cls._users, cls._mine.count
-        if left and not cls._users:
-            cls.end()
+        """Forget the other threads: the child has one, and others may have held the lock."""
+        cls._lock = threading.RLock()
+        own = threading.get_ident()
+        cls._inside = {number: thread for number, thread in cls._inside.items() if thread == own}
+        cls._restore_if_unused()
 
 
 def _after_fork() -> None:

@@ -51,7 +51,7 @@ def run_in_order(
     stream = torch.cuda.current_stream(where) if device.where.type == "cuda" else None
     for core in execution.cores:
         core.use(DeviceExecutor(core, memories))
-    with exact_products(torch):
+    with exact_products():
         cores = zip(execution.cores, lowered.cores, strict=True)
         execution.run_cores([(core, partial(_run, core, steps, stream)) for core, steps in cores])
     execution.report_divergent_loops()

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from ...ir.storage import Storage
 from ...machine import dtypes
 from ...machine.dtypes import DType, f32
 from ..fused.products import NARROW
+from ..reference.settings import WhileKernelsRun
 from .batches import Batch
 from .device import held_as
 from .gemms import BatchedFactor, BatchedGemm
@@ -79,7 +78,7 @@ class DeviceRunner(InstructionRunner):
         """
         outer = activate(self.core)  # type: ignore[arg-type]
         try:
-            with self.torch.no_grad(), exact_products(self.torch), np.errstate(all="ignore"):
+            with self.torch.no_grad(), exact_products(), np.errstate(all="ignore"):
                 for step in self.plan.steps:
                     if isinstance(step, BatchedGemm):
                         self._products(step)
@@ -209,26 +208,29 @@ class DeviceRunner(InstructionRunner):
 
 # ---- float32 products ----------------------------------------------------------------------------
 
-_lock = threading.Lock()
-_users = 0
-_before: Any = None
 
-
-@contextmanager
-def exact_products(torch: ModuleType) -> Any:
+class exact_products(WhileKernelsRun):
     """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
-    global _users, _before
-    settings = torch.backends.cuda.matmul
-    name, exact = ("fp32_precision", "ieee") if hasattr(settings, "fp32_precision") else ("allow_tf32", False)
-    with _lock:
-        if _users == 0:
-            _before = getattr(settings, name)
-            setattr(settings, name, exact)
-        _users += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                setattr(settings, name, _before)
+
+    @classmethod
+    def present(cls) -> Any:
+        settings, name, _ = cls._setting()
+        return getattr(settings, name)
+
+    @classmethod
+    def change(cls, before: Any) -> None:
+        setattr(*cls._setting())
+
+    @classmethod
+    def restore(cls, before: Any) -> None:
+        settings, name, _ = cls._setting()
+        setattr(settings, name, before)
+
+    @staticmethod
+    def _setting() -> tuple[Any, str, Any]:
+        """Return what has the setting, its name, and its value for exact products."""
+        import torch
+
+        settings = torch.backends.cuda.matmul
+        is_new = hasattr(settings, "fp32_precision")
+        return (settings, "fp32_precision", "ieee") if is_new else (settings, "allow_tf32", False)
