@@ -61,6 +61,12 @@ def start(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Pending:
         return Pending(None)
 
 
+def replay(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Pending | None:
+    """Replay the graph of a plan, if it has one for tensors that lie there; else do nothing."""
+    known = _on_device.get(where)
+    return None if known is None or known.is_capturing() else known.replay(plan, given)
+
+
 def run(plan: DevicePlan, given: Tensors, where: TorchDevice) -> Tensors | None:
     """Run on the tensors of the parameters; return those of what is written, or None: run it on the host."""
     return start(plan, given, where).finish()
@@ -82,22 +88,19 @@ class _History:
 
     __slots__ = ("is_ready", "is_refused", "replays", "places")
 
-    def __init__(self, places: dict[Storage, int]):
+    def __init__(self, given: Tensors):
         self.is_ready = False  # it ran, and can be captured
         self.is_refused = False
         self.replays = 0
         self.places: dict[Storage, int | None] = {  # at every run so far; None: it moves
-            storage: place if place % ALIGNED == 0 else None for storage, place in places.items()
+            storage: None if tensor.data_ptr() % ALIGNED else tensor.data_ptr()
+            for storage, tensor in given.items()
         }
 
-    def has_moved(self, now: dict[Storage, int]) -> bool:
-        """Note where the arguments lie; return True if one of them moved that had not before."""
-        before = self.places
-        if before == now:
-            return False
-        moved = [s for s, place in before.items() if place is not None and place != now[s]]
-        before.update(dict.fromkeys(moved))
-        return bool(moved)
+    def moved(self, given: Tensors) -> list[Storage]:
+        """Return the arguments that have moved and had not before."""
+        places = self.places.items()
+        return [s for s, place in places if place is not None and place != given[s].data_ptr()]
 
 
 class PlanGraphs:
@@ -111,34 +114,53 @@ class PlanGraphs:
         kernels: StepKernels,
     ):
         self.make, self.capture, self.limit, self.kernels = make, capture, limit, kernels
-        self.graphs: LRUCache[int, Capture] = LRUCache(GRAPHS, limit)
+        self.is_capturing = kernels.torch.cuda.is_current_stream_capturing  # for others: nothing is replayed
+        self.graphs: LRUCache[int, tuple[Capture, _History]] = LRUCache(GRAPHS, limit)
         self.histories: weakref.WeakKeyDictionary[DevicePlan, _History] = weakref.WeakKeyDictionary()
         self.lock = threading.RLock()  # one graph is used at a time: they share the workspace of cuBLAS
 
     def run(self, plan: DevicePlan, given: Tensors) -> Pending:
-        places = {storage: tensor.data_ptr() for storage, tensor in given.items()}
         with self.lock:
-            history = self.histories.get(plan)
-            if history is None:
-                history = self.histories[plan] = _History(places)
-            has_moved = history.has_moved(places)
-            graph = self.graphs.find(id(plan))
-            if graph is not None and self.kernels.take(plan):
-                self.graphs.discard(id(plan))  # new kernels are loaded by a run before they are captured
-                graph = None
-            elif (graph is not None and has_moved) or (graph is None and history.is_ready):
-                self.graphs.discard(id(plan))
-                graph = self._captured(plan, given, history)
-            if graph is not None:
-                history.replays += 1
-                if history.replays == OFTEN:
-                    self.kernels.ask(plan)
-                return graph.replay(given)
+            found = self.replay(plan, given) or self._replay_anew(plan, given)
+            history = self.histories[plan]
+        if found is not None:
+            return found
         runner = self.make(plan, given)
-        found = runner.run()
-        if runner.stayed and found is not None and not history.is_refused:
+        written = runner.run()
+        if runner.stayed and written is not None and not history.is_refused:
             history.is_ready = True
-        return Pending(found)
+        return Pending(written)
+
+    def replay(self, plan: DevicePlan, given: Tensors) -> Pending | None:
+        """Replay the graph of a plan; None: it has none, or is to be captured again."""
+        with self.lock:
+            found = self.graphs.find(id(plan))
+            if found is None or found[1].moved(given) or self.kernels.has_new(plan):
+                return None
+            graph, history = found
+            history.replays += 1
+            if history.replays == OFTEN:
+                self.kernels.ask(plan)
+            return graph.replay(given)
+
+    def _replay_anew(self, plan: DevicePlan, given: Tensors) -> Pending | None:
+        """Capture a plan that has run, or whose arguments have moved, and replay it; None: it is to run."""
+        history = self.histories.get(plan)
+        if history is None:
+            history = self.histories[plan] = _History(given)
+        moved = history.moved(given)
+        history.places.update(dict.fromkeys(moved))
+        if id(plan) in self.graphs:
+            if self.kernels.take(plan):  # a run loads new kernels before they are captured
+                self.graphs.discard(id(plan))
+                return None
+            if not moved:
+                return self.replay(plan, given)
+            self.graphs.discard(id(plan))
+        elif not history.is_ready:
+            return None
+        graph = self._captured(plan, given, history)
+        return None if graph is None else self.replay(plan, given)
 
     def _captured(self, plan: DevicePlan, given: Tensors, history: _History) -> Capture | None:
         """Return the captured work of a plan; None: each call asks for its steps, from now on."""
@@ -155,7 +177,7 @@ class PlanGraphs:
             history.is_refused = True
             return None
         weakref.finalize(plan, self.graphs.discard, id(plan))
-        self.graphs.put(id(plan), graph, graph.nbytes)
+        self.graphs.put(id(plan), (graph, history), graph.nbytes)
         return graph
 
 
@@ -172,10 +194,10 @@ class CudaCapture:
         given: Tensors,
         in_place: Collection[Storage],  # arguments that stay where they are
         stream: Any,
-        done: Any,
+        order: GraphOrder,
     ):
         where = stream.device
-        self.torch, self.where, self.done = torch, where, done
+        self.order = order
         before = torch.cuda.memory_reserved(where)
         stream.wait_stream(torch.cuda.current_stream(where))
         with torch.cuda.stream(stream), no_collections():  # no tensor is freed by the collector meanwhile
@@ -194,15 +216,36 @@ class CudaCapture:
 
     def replay(self, given: Tensors) -> Pending:
         """Run the graph on other tensors, after whatever uses its memory on other streams."""
-        stream = self.torch.cuda.current_stream(self.where)
-        stream.wait_event(self.done)
+        stream = self.order.begin()
         for storage, tensor in self.given.items():
             tensor.copy_(given[storage])
         self.graph.replay()
         found = {storage: tensor.clone() for storage, tensor in self.written.items()}
         doubt = None if self.doubt is None else self.doubt.clone()
-        self.done.record(stream)
+        self.order.end(stream)
         return Pending(found, doubt)
+
+
+class GraphOrder:
+    """Lets the graphs of a GPU run one after the other, on whatever streams: they share memory."""
+
+    def __init__(self, torch: ModuleType, where: TorchDevice):
+        self.current_stream, self.address_of = torch.cuda.current_stream, torch._C._cuda_getCurrentRawStream
+        self.where, self.done = where, torch.cuda.Event()
+        self.default: Any = None  # the default stream, if the last graph ran there
+
+    def begin(self) -> Any:
+        """Return the current stream; what it is asked for from now on comes after the last graph."""
+        is_default = self.address_of(self.where.index) == 0
+        if is_default and self.default is not None:  # a stream keeps its order
+            return self.default
+        stream = self.current_stream(self.where)
+        stream.wait_event(self.done)
+        self.default = stream if is_default else None
+        return stream
+
+    def end(self, stream: Any) -> None:
+        self.done.record(stream)
 
 
 @contextmanager
@@ -234,11 +277,11 @@ def _graphs_on(torch: ModuleType, where: TorchDevice) -> PlanGraphs:
         return known
     with _lock:
         if where not in _on_device:
-            stream, done = torch.cuda.Stream(where), torch.cuda.Event()
+            stream, order = torch.cuda.Stream(where), GraphOrder(torch, where)
             limit = torch.cuda.get_device_properties(where).total_memory // SHARE
             _on_device[where] = PlanGraphs(
                 lambda plan, given: DeviceRunner(torch, plan, given, where),
-                lambda plan, given, in_place: CudaCapture(torch, plan, given, in_place, stream, done),
+                lambda plan, given, in_place: CudaCapture(torch, plan, given, in_place, stream, order),
                 limit,
                 StepKernels(torch, where),
             )

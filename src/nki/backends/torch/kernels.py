@@ -65,6 +65,10 @@ class StepKernels:
                 self.thread = threading.Thread(target=self._work, name="nki-kernels")
                 self.thread.start()
 
+    def has_new(self, plan: DevicePlan) -> bool:
+        """Return whether the kernels of a plan were finished, or failed, since it was asked last."""
+        return bool(self.done) and plan in self.done
+
     def take(self, plan: DevicePlan) -> bool:
         """Let the plan use its kernels, if they were finished meanwhile; return whether it has new ones."""
         found = self.done.pop(plan, None) if self.done else None
