@@ -2,7 +2,7 @@
 
 An `OperandGrid` has the location of one operand of each instruction of a step: elements of one memory (the
 arena, a storage), with the same shape and strides for all, and an offset for each. Offsets that are regular
-in one to three dimensions are strides of a view; others are an index, and their elements are gathered.
+in one to four dimensions are strides of a view; others are an index, and their elements are gathered.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from ..fused.values import Elements
 if TYPE_CHECKING:
     from torch import Tensor
     from torch import device as TorchDevice
+
+
+DIMENSIONS = 4  # in which the members of a step may be regular
 
 
 class OperandLayout(NamedTuple):
@@ -66,8 +69,8 @@ class OperandGrid:
         return shape, row_major(shape) if front is None else (*front, *self.layout.strides)
 
     def factors(self) -> tuple[int, ...] | None:
-        """Return a shape of up to three dimensions in which the members are regular, or None."""
-        return _factors(self.offsets, 3)
+        """Return a shape of a few dimensions in which the members are regular, or None."""
+        return _factors(self.offsets, DIMENSIONS)
 
     def index(self, torch: ModuleType, device: TorchDevice) -> Any:
         """Return the offsets as a tensor on a device."""
@@ -171,7 +174,7 @@ class Part(NamedTuple):
 PartShape = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]  # lead and steps of a Part
 
 
-def regular_parts(grids: Sequence[OperandGrid], dims: int = 3) -> list[Part]:
+def regular_parts(grids: Sequence[OperandGrid], dims: int = DIMENSIONS) -> list[Part]:
     """Split members into parts in which all these grids are regular, in up to so many dimensions."""
     offsets = np.stack([grid.offsets for grid in grids], 1)
     starts, shapes = np.arange(len(offsets)), [cast(PartShape, ((), ()))] * len(offsets)
@@ -210,7 +213,7 @@ def _joined(shapes: list[PartShape], offsets: np.ndarray) -> tuple[list[int], li
 GATHERED = 3 << 20  # bytes that are gathered in the time of one launch more in a graph
 
 
-def worthwhile_parts(grids: Sequence[OperandGrid], launches: int, dims: int = 3) -> list[Part]:
+def worthwhile_parts(grids: Sequence[OperandGrid], launches: int, dims: int = DIMENSIONS) -> list[Part]:
     """Return the parts to split a step into, each of so many launches; one: gathering costs less."""
     parts = regular_parts(grids, dims)
     gathered = sum(grid.nbytes for grid in grids)
