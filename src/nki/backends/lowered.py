@@ -121,13 +121,13 @@ class Lowered:
         self._signatures: dict[int, Signature] = {}  # by the identity of an `access`, which is in the value
         self.parameters, self.constants, self.result = program.parameters, program.constants, program.result
 
-    def with_items(self, items: tuple[tuple[Item, ...], ...]) -> Lowered:
-        """Return the same program with other items."""
+    def with_items(self, items: tuple[tuple[Item, ...], ...], tiles: Sequence[Storage] = ()) -> Lowered:
+        """Return the same program with other items, which use these tiles, too."""
         found = copy(self)
         for name in _DERIVED:
             vars(found).pop(name, None)
-        found.items = items
-        found.columns = ProgramColumns(items, self.storages)
+        found.items, found.storages = items, (*self.storages, *tiles)
+        found.columns = ProgramColumns(items, found.storages)
         return found
 
     # ---- facts for planning ----------------------------------------------------------------------

@@ -29,6 +29,13 @@ def device(request):
         yield DEVICES[request.param]
 
 
+@pytest.fixture(params=["each with each", "sorted"])
+def compared(request, monkeypatch):
+    """Compare few indices each with each, or sort them as if they were many."""
+    if request.param == "sorted":
+        monkeypatch.setattr("nki.backends.torch.indirect.PAIRS", 0)
+
+
 @nki.jit
 def rows_of(x, ids, mode: str = "error", dtype: str = "float32", step: int = 1):
     """Rows of x, by each column of ids; those out of bounds are 7 with "skip"."""
@@ -145,6 +152,7 @@ def test_an_index_out_of_bounds_is_the_error_of_the_host(device):
     assert assert_agrees(rows_of.trace(*given), given, "torch", exact=True, **device) == "dropped"
 
 
+@pytest.mark.usefixtures("compared")
 @pytest.mark.parametrize("mode", ["error", "skip"])
 def test_rows_are_added_to_what_earlier_ones_left(device, mode):
     chance = np.random.default_rng(0)
@@ -155,6 +163,7 @@ def test_rows_are_added_to_what_earlier_ones_left(device, mode):
     assert assert_agrees(rows_to.trace(*given, mode=mode), given, "torch", exact=True, **device) == "ran"
 
 
+@pytest.mark.usefixtures("compared")
 def test_equal_indices_of_a_scatter_are_the_warning_of_the_host(device):
     given = [floats(24, 10), floats(16, 10, seed=1), numbers((16, 1), 0, 4)]
     assert assert_agrees(rows_to.trace(*given), given, "torch", exact=True, **device) == "dropped"
@@ -169,6 +178,7 @@ def distinct(rows, count, high, chance):
     return np.stack([chance.permutation(high)[:rows] for _ in range(count)], 1).astype(np.int32)
 
 
+@pytest.mark.usefixtures("compared")
 @pytest.mark.parametrize("mode", ["error", "skip"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_scatters_to_one_table_are_written_in_turn(device, mode, seed):
@@ -186,6 +196,7 @@ def test_random_scatters_to_one_table_are_written_in_turn(device, mode, seed):
     assert scatters_of(program) == runs
 
 
+@pytest.mark.usefixtures("compared")
 def test_equal_indices_of_one_scatter_that_a_later_one_overwrites_are_reported(device):
     ids = distinct(16, 2, 20, np.random.default_rng(0))
     ids[1, 0] = ids[0, 0] = ids[0, 1]

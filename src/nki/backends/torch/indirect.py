@@ -7,6 +7,9 @@ equal ones in a scatter, leave a mask: the host then runs the program and report
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +18,17 @@ from ...ir.instruction import In, InOut, Instruction, Out
 from ...ir.operand_access import OperandAccess
 from ...ir.program import Item, Loop
 from ...ir.semantics import Move
+from ...ir.storage import Storage
+from ...ir.tensor import whole
 from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import DType, f32
+from ...machine.memories import SBUF
 from ..lowered import Lowered
 from ..reference.indirect import has_disjoint_rows, skips_out_of_bounds, table_of
 from .lanes import Lanes
 
+PAIRS = 1 << 20  # of indices that are compared each with each: one kernel, where a sort takes several
 INT64, BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 
 
@@ -29,34 +36,47 @@ def with_indices(lowered: Lowered) -> Lowered:
     """Return a program whose moves by run-time indices are instructions that read them."""
     if all(kind is not None and kind.access.fixed for counts in lowered.counts for kind in counts):
         return lowered
-    cores = tuple([tuple([_indexed(lowered, item) for item in items]) for items in lowered.items])
-    is_changed = any(isinstance(item, IndexedMove) for items in cores for item in items)
-    return lowered.with_items(cores) if is_changed else lowered
+    replaced = [[_indexed(lowered, item) for item in items] for items in lowered.items]
+    cores = tuple([tuple([*chain.from_iterable(items)]) for items in replaced])
+    found = [item for items in cores for item in items if isinstance(item, IndexedMove)]
+    tiles = dict.fromkeys(i.dst.storage for i in found if isinstance(i, IndexedRead))
+    known = set(lowered.storages)
+    return lowered.with_items(cores, [tile for tile in tiles if tile not in known]) if found else lowered
 
 
-def _indexed(lowered: Lowered, item: Item) -> Item:
-    """Return an instruction at known addresses that does the same; the item itself where there is none."""
+def _indexed(lowered: Lowered, item: Item) -> Sequence[Item]:
+    """Return instructions at known addresses that do the same; the item itself where there are none."""
     if isinstance(item, Loop) or item.access.fixed:
-        return item
+        return (item,)
     meaning = lowered.signature(item).meaning
     if meaning.__class__ is not Move:
-        return item
+        return (item,)
     order: Any = meaning.order  # type: ignore[union-attr]
     dst, src, *_ = item.operands()
     sides = [view for view in (dst, src) if view.indirection is not None]
     if len(sides) != 1 or sides[0].on_chip or not isinstance(sides[0].indirection.index, View):
-        return item
+        return (item,)
     ((view,), index) = sides, sides[0].indirection.index
     table = table_of(view)
     if table.shape[0] == 0 or (view is dst and (order is not None or not has_disjoint_rows(table))):
-        return item
+        return (item,)
     count = view.shape[0] if view.indirection.kind == "vector" else 1
     rows = SelectedRows(count, view.indirection.scale == 0)
     skips = skips_out_of_bounds(item)
     if view is dst:
-        found: Instruction = IndexedWrite(table, src, index, rows, skips)
-    else:
-        found = (IndexedUpdate if skips else IndexedRead)(dst, table, index, rows, tuple(src.shape), order)
+        return (_like(item, IndexedWrite(table, src, index, rows, skips)),)
+    if skips:
+        return (_like(item, IndexedUpdate(dst, table, index, rows, tuple(src.shape), order)),)
+    if order is None:
+        return (_like(item, IndexedRead(dst, table, index, rows, tuple(src.shape))),)
+    tile = whole(Storage(SBUF, tuple(src.shape), src.dtype, site=item.site), None).bare()
+    moved: Any = copy(item)
+    moved.src = tile
+    return _like(item, IndexedRead(tile, table, index, rows, tuple(src.shape))), _like(item, moved)
+
+
+def _like(item: Instruction, found: Instruction) -> Instruction:
+    """Return an instruction that stands for another one, or for a part of it."""
     found.handle, found.site, found.runs_on = item.handle, item.site, item.runs_on
     found.access = OperandAccess.of(found)
     return found
@@ -74,19 +94,18 @@ class IndexedMove(Instruction):
 
 
 class IndexedRead(IndexedMove):
-    """dst = table[index], its dimensions permuted."""
+    """dst = table[index]."""
 
     dst: Out
     table: In
     index: In
     rows: Any  # SelectedRows
-    shape: tuple[int, ...]  # before it is permuted
-    order: Any
+    shape: tuple[int, ...]
 
     def compute(self, dst: Lanes, table: Lanes, index: Lanes) -> None:
         ids, valid = _row_numbers(table, index, self.rows)
         _doubt(table, ~valid)
-        found = _permuted(_rows(table, ids), self.shape, self.order)
+        found = _rows(table, ids).reshape(self.shape)
         convert(dst, found.reshape(dst.shape), self.table.dtype, self.dst.dtype)
 
 
@@ -97,7 +116,7 @@ class IndexedUpdate(IndexedMove):
     table: In
     index: In
     rows: Any
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # before it is permuted
     order: Any
 
     def compute(self, dst: Lanes, table: Lanes, index: Lanes) -> None:
@@ -165,19 +184,29 @@ def _permuted(rows: Lanes, shape: tuple[int, ...], order: Any) -> Lanes:
 
 def _write_rows(table: Lanes, ids: Any, valid: Any, values: Any) -> None:
     """Write values to rows, the later ones last; those that are not valid write what their row has then."""
-    torch = table.device.torch
-    positions = torch.arange(len(ids), device=ids.device)
-    last = torch.full((len(table),), -1, device=ids.device)  # of each row: what is written there last
-    last.scatter_reduce_(0, ids, torch.where(valid, positions, -1), "amax")
-    chosen = last[ids]
+    torch, chosen = table.device.torch, _last_writers(table, ids, valid)
     places = _places(table, ids.reshape(*table.front, -1))
     old = table.tensor[places].reshape(values.shape)
     new = torch.where(_beside(chosen >= 0, values.dim()), values[chosen.clamp(0)], old)
     table.tensor[places] = new.reshape(*table.front, *new.shape)  # the operand itself: Inductor copies none
 
 
+def _last_writers(table: Lanes, ids: Any, valid: Any) -> Any:
+    """Return the last valid position that has the row of each one; -1: there is none."""
+    torch = table.device.torch
+    positions = torch.arange(len(ids), device=ids.device)
+    if len(ids) ** 2 <= PAIRS:
+        return torch.where((ids[:, None] == ids) & valid, positions, -1).amax(1)
+    last = torch.full((len(table),), -1, device=ids.device)  # of each row
+    last.scatter_reduce_(0, ids, torch.where(valid, positions, -1), "amax")
+    return last[ids]
+
+
 def _repeated(torch: Any, ids: Any, valid: Any) -> Any:
     """Return where an index in bounds is equal to another one."""
+    if ids.numel() * ids.shape[-1] <= PAIRS:
+        same = (ids[..., :, None] == ids[..., None, :]) & valid[..., None, :]
+        return valid & (same.sum(-1) > 1)
     apart = -1 - torch.arange(ids.shape[-1], device=ids.device)
     ordered = torch.where(valid, ids, apart).sort(-1).values
     return ordered[..., 1:] == ordered[..., :-1]
