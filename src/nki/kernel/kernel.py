@@ -240,7 +240,7 @@ class Kernel(AnyKernel, _Typed[P]):
         self._check_degree(machine, options)
         if self.simulated:
             self._lint()
-        arguments = bind(self.__name__, plain(self.func), self.__signature__, args, kwargs)
+        arguments = bind(self.__name__, self.func, self.__signature__, args, kwargs)
         debugging = is_debugging()
         key: Any = None
         if options.cache and not debugging and not observers.current():
