@@ -23,6 +23,7 @@ from ..ir.tree import is_record, leaves, possible_fields, record_fields
 from ..kernel.arrays import TensorSpec
 from ..kernel.attempts import run_call
 from ..kernel.devices import run_on_device, run_staged
+from ..kernel.early import forget_call, note_call
 from ..kernel.kernel import Kernel
 from ..kernel.run import Call
 from ..kernel.staged import Returned, Staged, stage_call
@@ -60,8 +61,11 @@ def call(kernel: Kernel, call: Call, args: tuple, kwargs: dict) -> Any:
         if device is not None:
             found = run_on_device(call, tensors)
             if isinstance(found, list):
+                if not call.repeats:
+                    note_call(call)
                 return connect(found[0], tensors, kernel.__name__)
             warn_host(kernel.__name__, device, found)
+        forget_call(call)
         return run_call(call).result
 
 

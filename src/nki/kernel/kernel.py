@@ -33,6 +33,7 @@ from .arguments import bind
 from .arrays import TensorSpec, load_framework
 from .attempts import run_call, trace_call
 from .cache import CacheInfo, is_debugging, programs
+from .early import start_early
 from .explain import explains_calls
 from .listeners import listeners
 from .run import Call, Run, launch_grid
@@ -165,7 +166,9 @@ class Kernel(AnyKernel, _Typed[P]):
     def _start(self, args: tuple, kwargs: dict) -> Any:
         for listener in tuple(listeners):
             listener(self, args, kwargs)
+        early = start_early(self, args, kwargs)
         call = self.prepare(args, kwargs)
+        call.early = early
         framework = call.arguments.framework
         if framework is None:
             return run_call(call).result

@@ -99,6 +99,8 @@ class Call:
     silenced: Iterable[Diagnostic] = ()  # shown already, when the call was staged
     eager: bool = False  # every instruction runs as it is issued
     snapshot: Snapshot | None = None  # what the Python could read before it ran; None: unknown
+    early: Any = None  # a run that was started before the arguments were examined: devices.Started
+    repeats: bool = False  # that run is the one of this call
 
 
 def launch_grid(degree: object) -> tuple[int, ...]:
