@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
+from functools import cache
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from ..ir.instruction import WHOLE_ARRAY, Instruction, PeTile
 from .columns import NOWHERE, PLACES, CoreColumns, Work
 from .dma_engines import DmaEngines
 from .dma_transfer import DmaTransfer
-from .edges import Edges
-from .instruction_facts import cannot_overlap
+from .edges import Edges, MomentUsers
+from .instruction_facts import cannot_overlap, psum_tiles
 from .joint_transfers import joint_transfers
 from .operation import Operation
 from .operation_plan import engine_clocks
@@ -30,38 +31,45 @@ from .timing_rules import DMA, KIND_NUMBERS, RIVALS, Activity, done_waits
 TENSOR, VECTOR, SCALAR, GPSIMD = (KIND_NUMBERS[name] for name in ("tensor", "vector", "scalar", "gpsimd"))
 RIVAL_PLACES = [[KIND_NUMBERS[rival] for rival in RIVALS.get(name, ())] for name in KIND_NUMBERS]
 
+Times = MutableSequence[float]
+Numbers = MutableSequence[int]
+
 
 class CoreSimulation:
     """One core: five engines, a DMA trigger per mode, sixteen DMA engines.
 
     An engine that becomes idle takes the earliest instruction of the program whose operands are ready,
     which is what the compiler's list scheduling arranges. An event is a method, called with the moment.
+    Columns are lists while it runs, since Python reads and writes these faster, and arrays afterwards.
     """
 
-    def __init__(self, simulation: Any, columns: CoreColumns, rank: int, order: array[int]):
+    def __init__(self, simulation: Any, columns: CoreColumns, rank: int, order: list[int]):
         self.simulation, self.columns = simulation, columns
         self.events, self.tick = simulation.events, simulation.ticks.__next__
         self.machine, self.plan, self.sharers = columns.machine, columns.plan, columns.sharers
         self.of_rank = rank
-        self.order = order  # the numbers of the rank's operations as they were begun
+        self.order: Numbers = order  # the numbers of the rank's operations as they were begun
         self.size = size = len(columns.kinds)
-        self.start = array("d", bytes(8 * size))  # ns
-        self.free = array("d", bytes(8 * size))  # the engine can take the next; operands have been read
-        self.done = array("d", bytes(8 * size))  # a consumer sees the result
-        self.end = array("d", bytes(8 * size))  # end of the bar a profiler draws
-        self.blocked_by = array("i", [-1]) * size  # the operation that decided the start
-        self.triggered = array("d", bytes(8 * size))  # transfers: ns
+        self.start: Times = [0.0] * size  # ns
+        self.free: Times = [0.0] * size  # the engine can take the next; operands have been read
+        self.done: Times = [0.0] * size  # a consumer sees the result
+        self.end: Times = [0.0] * size  # end of the bar a profiler draws
+        self.blocked_by: Numbers = [-1] * size  # the operation that decided the start
+        self.triggered: Times = [0.0] * size  # transfers: ns
         self.table_loads: list[tuple[float, float, int]] = []
         self.barriers: dict[Any, int] = {}  # visits of each
-        self.ready = array("d", bytes(8 * size))
-        self.loadable = array("d", bytes(8 * size))  # of matmuls: the same, but for the order of TensorE
-        self.missing = columns.missing[:]
-        self.kinds, self.places, self.priorities = columns.kinds, columns.places, columns.priorities
-        self.of_result, self.of_engine = columns.users.of_result, columns.users.of_engine
-        self.of_begin = columns.users.of_begin
+        self.ready: Times = [0.0] * size
+        self.loadable: Times = [0.0] * size  # of matmuls: the same, but for the order of TensorE
+        self.missing = list(columns.missing)  # what each still waits for
+        self.kinds, self.places = columns.kinds, columns.places
+        self.work, self.moves = cast(list[Work], columns.work), cast(list[DmaTransfer], columns.transfers)
+        self.queue_keys = [first * size + i for i, first in enumerate(columns.priorities)]
+        users = columns.users
+        self.of_result, self.of_engine = users.of_result.as_lists(), users.of_engine.as_lists()
+        self.of_begin = users.of_begin
         self.psum, self.uses_psum = columns.positions, columns.uses_psum
         self.joint = joint_transfers(columns, rank, len(simulation.starts))
-        self.waiting: list[list[int]] = [[] for _ in range(PLACES)]  # rank * size + operation
+        self.waiting: list[list[int]] = [[] for _ in range(PLACES)]  # by `queue_keys`
         self.idle_at = [0.0] * (PLACES + 1)  # NOWHERE is never busy
         self.resume = [-1] * PLACES  # the tick of a `_take_next` that is posted once something waits
         self.last_on = [-1] * PLACES
@@ -70,6 +78,7 @@ class CoreSimulation:
         self.activity = Activity(self.machine)
         self.pe_tiles: dict[PeTile, int] = {}  # the last matmul on each part of the PE array
         self.banks = Banks(columns.banks)
+        self.psum_tiles = cache(lambda index: psum_tiles(self.instruction(index)))
         # of what a what-if leaves out, users see its operands without a latency
         self.done_waits = [*done_waits(self.machine), [0.0] * (DMA + 1)]
         self.tensor_free = 0.0  # when all parts of the PE array are free
@@ -78,6 +87,13 @@ class CoreSimulation:
         self.bank_waits: list[tuple[int, int]] = []  # (operation, the one that freed its bank)
         self.bandwidth_share = columns.bandwidth_share
         self.dma_engines = DmaEngines(self.machine, self.bandwidth_share)
+
+    def compact(self) -> None:
+        """Turn the times into arrays, and drop what is read only while operations run."""
+        for name in ("start", "free", "done", "end", "triggered", "ready", "loadable"):
+            setattr(self, name, array("d", getattr(self, name)))
+        self.blocked_by, self.order = array("i", self.blocked_by), array("i", self.order)
+        del self.missing, self.queue_keys, self.of_result, self.of_engine, self.waiting, self.psum_tiles
 
     def instruction(self, index: int) -> Instruction:
         """Return the instruction of an operation, which is no spill."""
@@ -135,17 +151,18 @@ class CoreSimulation:
 
     def _operands_read(self, index: int, now: float) -> None:
         """Release the operations that wait until the engine of this one is free."""
-        for user in self.of_engine.of(index):
-            self._satisfied(user, index, now)
+        self._release(self.of_engine, index, now)
 
-    def _satisfied(self, user: int, by: int, now: float) -> None:
-        """Record one thing that an operation waited for."""
-        if now >= self.ready[user]:
-            self.ready[user] = now
-            self.blocked_by[user] = by
-        self.missing[user] -= 1
-        if self.missing[user] == 0:
-            self._enqueue_at(user, self.ready[user], now)
+    def _release(self, waiting: MomentUsers, index: int, now: float) -> None:
+        """Record that a moment of an operation has come, which others wait for."""
+        ready, missing = self.ready, self.missing
+        for user in waiting.of(index):
+            if now >= ready[user]:
+                ready[user] = now
+                self.blocked_by[user] = index
+            missing[user] -= 1
+            if missing[user] == 0:
+                self._enqueue_at(user, ready[user], now)
 
     def _enqueue_at(self, index: int, when: float, now: float) -> None:
         """Queue an operation at the moment at which it is ready."""
@@ -154,7 +171,7 @@ class CoreSimulation:
             return
         place = self.places[index]
         if when < self.idle_at[place] < math.inf and not self.joint:  # it is not taken before then
-            heappush(self.waiting[place], self.priorities[index] * self.size + index)
+            heappush(self.waiting[place], self.queue_keys[index])
             if self.resume[place] >= 0:
                 self._post_resume(place)
         else:
@@ -174,7 +191,7 @@ class CoreSimulation:
         if alone and (place >= DMA or self._must_wait(place, index, now) <= now):
             self._begin(index, place, now)
             return
-        heappush(waiting, self.priorities[index] * self.size + index)
+        heappush(waiting, self.queue_keys[index])
         if is_idle:
             self._take_next(place, now)
         elif self.resume[place] >= 0:
@@ -219,7 +236,7 @@ class CoreSimulation:
         """Queue the operations that wait for tiles whose banks were taken just now, and retry the others."""
         for place, index in self.starved.take_users(tiles):
             self.ready[index], self.blocked_by[index] = now, taker
-            heappush(self.waiting[place], self.priorities[index] * self.size + index)
+            heappush(self.waiting[place], self.queue_keys[index])
             if self.resume[place] >= 0:
                 self._post_resume(place)
             heappush(self.events, (now, self.tick(), self._take_next, place))
@@ -298,7 +315,7 @@ class CoreSimulation:
         same part of the PE array (spec/machine.md 3.1, 5.2).
         """
         if engine == TENSOR:
-            tile = self._work(index).pe_tile
+            tile = self.work[index].pe_tile
             if tile is WHOLE_ARRAY:
                 return self.tensor_free
             busy = [i for t, i in self.pe_tiles.items() if t is WHOLE_ARRAY or t.overlaps(tile)]
@@ -312,17 +329,11 @@ class CoreSimulation:
     def _collide(self, index: int, other: int) -> bool:
         if GPSIMD in (self.kinds[index], self.kinds[other]):
             return self.machine.vector_gpsimd_serial
-        one, two = (self.instruction(number) for number in (index, other))
-        return cannot_overlap(one, two, self.machine)
-
-    def _work(self, index: int) -> Work:
-        work = self.columns.work[index]
-        assert work is not None
-        return work
+        return cannot_overlap(self.psum_tiles(index), self.psum_tiles(other), self.machine)
 
     def _compute(self, index: int, engine: int, now: float) -> float:
         """Start an instruction; return when its engine can take the next."""
-        work = self._work(index)
+        work = self.work[index]
         if work.is_barrier:
             self.start[index] = now
             self.idle_at[engine] = math.inf
@@ -368,7 +379,7 @@ class CoreSimulation:
 
     def finish(self, index: int, now: float) -> None:
         """Finish a barrier: its engine goes on."""
-        place, until = self.places[index], now + self._work(index).result
+        place, until = self.places[index], now + self.work[index].result
         self.idle_at[place] = until
         self.resume[place] = -1
         self._post_end(index, until, until, until)
@@ -387,8 +398,7 @@ class CoreSimulation:
 
         Each DMA engine works in order of arrival.
         """
-        transfer = self.columns.transfers[index]
-        assert transfer is not None
+        transfer = self.moves[index]
         self.idle_at[trigger] = until = now + transfer.issue_ns
         first, last = self.dma_engines.move(now + transfer.dispatch_ns, transfer.payload_ns)
         self.start[index] = first
@@ -402,5 +412,4 @@ class CoreSimulation:
 
     def _begun(self, index: int, now: float) -> None:
         """Release the operations that wait until a transfer has begun."""
-        for user in self.of_begin.of(index):
-            self._satisfied(user, index, now)
+        self._release(self.of_begin, index, now)

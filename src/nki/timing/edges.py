@@ -61,20 +61,29 @@ def moments_of(kinds: np.ndarray, producer: np.ndarray, user: np.ndarray, why: n
     return table[kinds[producer], kinds[user], why]
 
 
-class MomentUsers:
+class MomentUsers(NamedTuple):
     """The operations that wait for one moment of each, in program order.
 
     Those of operation i are users[first[i] : first[i + 1]].
     """
 
-    def __init__(self, producer: np.ndarray, user: np.ndarray, size: int):
-        order = np.argsort(producer, kind="stable")
-        self.users = array("i", user[order].astype(np.intc).tobytes())
-        counts = np.bincount(producer, minlength=size)
-        self.first = array("i", np.concatenate([[0], np.cumsum(counts)]).astype(np.intc).tobytes())
+    first: Sequence[int]
+    users: Sequence[int]
 
-    def of(self, index: int) -> array[int]:
+    def of(self, index: int) -> Sequence[int]:
         return self.users[self.first[index] : self.first[index + 1]]
+
+    def as_lists(self) -> MomentUsers:
+        """Return the same for reading one by one, which lists make faster; they take more memory."""
+        return MomentUsers(list(self.first), list(self.users))
+
+
+def moment_users(producer: np.ndarray, user: np.ndarray, size: int) -> MomentUsers:
+    """Return the users of one moment of so many operations."""
+    order = np.argsort(producer, kind="stable")
+    counts = np.bincount(producer, minlength=size)
+    columns = np.concatenate([[0], np.cumsum(counts)]), user[order]
+    return MomentUsers(*(array("i", column.astype(np.intc).tobytes()) for column in columns))
 
 
 class Users:
@@ -86,9 +95,9 @@ class Users:
         moment = moments_of(numbers, *edges)
         begun, free = moment == BEGUN, moment == FREE
         seen = ~(begun | free)
-        self.of_begin = MomentUsers(producers[begun], users[begun], size)
-        self.of_engine = MomentUsers(producers[free], users[free], size)
-        self.of_result = MomentUsers(producers[seen], users[seen], size)
+        self.of_begin = moment_users(producers[begun], users[begun], size)
+        self.of_engine = moment_users(producers[free], users[free], size)
+        self.of_result = moment_users(producers[seen], users[seen], size)
 
 
 def priorities(edges: Edges, kinds: bytearray) -> array[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 from ..ir.instruction import Instruction, PeTile, array_use
@@ -50,9 +51,11 @@ def psum_tiles(instruction: Instruction) -> set[Any]:
     }
 
 
-def cannot_overlap(one: Instruction, other: Instruction, machine: Machine) -> bool:
-    """True when instructions of VectorE and ScalarE must alternate, because of PSUM (spec/machine.md 3.1)."""
-    mine, theirs = psum_tiles(one), psum_tiles(other)
+def cannot_overlap(mine: Set[Any], theirs: Set[Any], machine: Machine) -> bool:
+    """True when instructions of VectorE and ScalarE must alternate, because of PSUM (spec/machine.md 3.1).
+
+    Given are the PSUM allocations that each of them touches.
+    """
     if machine.vector_scalar_psum_serial:
         return bool(mine and theirs)
     return machine.psum_bank_serial and bool(mine & theirs)

@@ -111,7 +111,7 @@ class Replay:
         self.machine = timeline.machine
         self.cores: list[CoreSimulation] = timeline.cores
         self.operations = timeline.operations
-        self.order = self.cores[0].order.tolist() if self.cores else []  # numbers, as they were begun
+        self.order = list(self.cores[0].order) if self.cores else []  # numbers, as they were begun
         self.first = [core.columns.first for core in self.cores]  # the number of each core's operation 0
         self.tables = {  # table loads before operations: (start, ns)
             first + i: (start, end - start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from heapq import heappop
@@ -46,7 +45,7 @@ class Simulation:
         self.ticks = count()  # events of one moment are handled as they were posted
         self.cores: list[CoreSimulation] = []
         for rank in range(len(starts)):
-            order = array("i")
+            order: list[int] = []
             self.cores += [CoreSimulation(self, one, rank, order) for one in columns]
         self.expected = self._expected(len(starts))
         self.arrived: dict[tuple, tuple[CoreSimulation, int]] = {}  # first of two cores at a barrier
@@ -63,6 +62,7 @@ class Simulation:
             event(argument, now)
         for core in self.cores:
             check_all_ran(core)
+            core.compact()
         cores, self.cores = self.cores, []  # no reference cycle: what is dropped is freed at once
         return cores
 
