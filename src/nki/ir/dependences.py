@@ -87,7 +87,10 @@ class TensorHistory(AccessHistory):
 
     def read(self, number: int, box: Box, waits: Waits) -> None:
         for other, writer in self.writes.items():
-            self._wait(number, writer, RAW, waits, box.overlaps(other))
+            if writer != number:
+                if writer not in waits and not box.overlaps(other):
+                    self._set_apart(number, writer)
+                waits[writer] = RAW
         if self.is_written:  # this read waits for writes, which waited for the reads before them
             self.reads.clear()
             self.is_written = False
@@ -95,8 +98,12 @@ class TensorHistory(AccessHistory):
 
     def write(self, number: int, box: Box, waits: Waits) -> None:
         for other, readers in self.reads.items():
+            shares = box.overlaps(other)
             for reader in readers:
-                self._wait(number, reader, WAR, waits, box.overlaps(other))
+                if reader != number and reader not in waits:
+                    if not shares:
+                        self._set_apart(number, reader)
+                    waits[reader] = WAR
         for other, writer in list(self.writes.items()):
             if box.overlaps(other):
                 wait(waits, number, writer, WAW)
@@ -105,10 +112,8 @@ class TensorHistory(AccessHistory):
         self.writes[box] = number
         self.is_written = True
 
-    def _wait(self, number: int, other: int, why: str, waits: Waits, shares: bool) -> None:
-        if not shares and other != number and other not in waits:
-            self.apart.setdefault(number, set()).add(other)
-        wait(waits, number, other, why)
+    def _set_apart(self, number: int, other: int) -> None:
+        self.apart.setdefault(number, set()).add(other)
 
 
 def wait(waits: Waits, number: int, other: int, why: str) -> None:

@@ -119,14 +119,14 @@ def levels(lives: Iterable[tuple[Lifetime, int]], also: Iterable[int] = ()) -> l
     return list(zip(positions, accumulate(changes[p] for p in positions), strict=True))
 
 
-def live_bytes(lives: Iterable[tuple[Lifetime, int]], length: int = 0) -> np.ndarray:
+def live_bytes(
+    first: Sequence[int], last: Sequence[int], sizes: Sequence[int], length: int = 0
+) -> np.ndarray:
     """Return the number of live bytes at each of at least `length` positions, given lifetimes and sizes."""
-    lives = list(lives)
-    changes = [0] * max(length, max((last for (_, last), _ in lives), default=0) + 2)
-    for (first, last), size in lives:
-        changes[first] += size
-        changes[last + 1] -= size
-    return np.cumsum(np.array(changes, np.int64))
+    begins, ends = np.array(first, np.int64), np.array(last, np.int64) + 1
+    length = max(length, int(ends.max(initial=1)) + 1)
+    changes = np.bincount(begins, sizes, length) - np.bincount(ends, sizes, length)
+    return np.cumsum(changes.astype(np.int64))
 
 
 class RangeMaximum:
@@ -140,13 +140,16 @@ class RangeMaximum:
 
     def highest(self, begin: int, end: int) -> int:
         """Return the most live bytes at any position from begin to end."""
-        end = min(max(begin, end), self._last)
-        begin = min(begin, end)
+        if end > self._last:
+            end = self._last
+        if begin >= end:
+            begin = end = min(begin, self._last)
         level = (end - begin + 1).bit_length() - 1
         while len(self._levels) <= level:  # most answers need few of them
             self._add_level()
         table = self._levels[level]
-        return max(table[begin], table[end - (1 << level) + 1])
+        one, other = table[begin], table[end - (1 << level) + 1]
+        return one if one > other else other
 
     def _add_level(self) -> None:
         if self._levels:
@@ -275,12 +278,12 @@ class TileLifetimes:
         begins, ends = first_and_last(instructions)
         for memory in self.closed:
             tiles = [storage for storage in begins if storage.buffer is memory]
-            lives = [Lifetime(begins[tile], ends[tile]) for tile in tiles]
+            firsts, lasts = list(map(begins.__getitem__, tiles)), list(map(ends.__getitem__, tiles))
             sizes = [tile.taken(self.machine) if tile.address is None else 0 for tile in tiles]
-            at = int(live_bytes(zip(lives, sizes, strict=True)).argmax())
-            for tile, life in zip(tiles, lives, strict=True):
-                if tile.address is not None or life.first <= at <= life.last:
-                    self._close(tile, life)
+            at = int(live_bytes(firsts, lasts, sizes).argmax())
+            for tile, first, last in zip(tiles, firsts, lasts, strict=True):
+                if tile.address is not None or first <= at <= last:
+                    self._close(tile, Lifetime(first, last))
 
     def close_all(self) -> None:
         """End all lifetimes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ class OperationPlan:
         self.done = all_accesses(item.done for item in items)  # until all are planned
         self.uses = TileUses(self.done, machine)
         self.without_inputs = {at for at in self.uses.in_psum if not self.done[at][0]}
-        prices = {number: i.cost(machine) for number, i in examples.items()}
-        self.costs = [prices[number] for number in self.signatures]
+        self.prices = {number: i.cost(machine) for number, i in examples.items()}  # by signature
+        self.costs = [self.prices[number] for number in self.signatures]
         self.last_rendezvous: dict[
             str, int
         ] = {}  # engine -> its last operation that waits for the other core
@@ -162,9 +163,14 @@ class OperationPlan:
 
     def add(self, position: int) -> None:
         """Add the operation of an instruction, with its tiles allocated and its waits."""
-        sbuf, table = self.sbuf, self.table
-        sbuf.prepare(position)
-        index, waits = table.begin(position, self.engines[position])
+        sbuf = self.sbuf
+        for tile in sbuf.read[position]:
+            if not tile.is_resident:
+                sbuf.make_resident(tile, position)
+        for tile in sbuf.written[position]:
+            if not tile.is_resident:
+                sbuf.make_resident(tile, position)
+        index, waits = self.table.begin(position, self.engines[position])
         if self.is_ordered or position >= self.first_loop:
             self._add_order(position, index, waits)
         unordered, spaces, (reads, writes) = self.unordered, self.spaces, self.done[position]
@@ -230,8 +236,8 @@ class Lookahead:
         self.moments = _moments(plan)
         self.load_reach = self._reach(plan.machine.fetch_ahead_ns)
         # the positions that use what a plain load loads, and one after the last
-        users = {at for tile in plan.uses.sbuf.values() if tile.load >= 0 for at in tile.positions[1:]}
-        self.readers = [*sorted(users), len(self.moments)]
+        loaded = (tile.positions[1:] for tile in plan.uses.sbuf.values() if tile.load >= 0)
+        self.readers = [*sorted(set(chain.from_iterable(loaded))), len(self.moments)]
         self.next_reader = 0
         self.loads = self.reloads = 0  # positions up to which both have fetched
         self.due = 0  # where the next reader comes into reach: until then there is nothing to load
@@ -276,11 +282,13 @@ class Lookahead:
 
 def _moments(plan: OperationPlan) -> np.ndarray:
     """Return the work of the busiest engine before each instruction, in ns."""
-    clocks = engine_clocks(plan.machine)
-    engines, intervals = np.array(plan.engines), np.array([cost.interval for cost in plan.costs])
+    numbers = {name: number for number, name in enumerate({*plan.engines})}
+    engines = np.array(list(map(numbers.__getitem__, plan.engines)), np.int8)
+    held = {number: cost.interval for number, cost in plan.prices.items()}
+    intervals = np.array(list(map(held.__getitem__, plan.signatures)))
     done = np.zeros(len(engines) + 1)
-    for name, clock in clocks.items():
-        (at,) = np.nonzero(engines == name)
+    for name, clock in engine_clocks(plan.machine).items():
+        (at,) = np.nonzero(engines == numbers.get(name, -1))
         done[at + 1] = np.cumsum(intervals[at] / clock)
     return np.maximum.accumulate(done)[:-1]
 

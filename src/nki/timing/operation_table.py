@@ -33,6 +33,7 @@ class OperationTable:
         self.producers = array("i")  # of all waits
         self.reasons = bytearray()
         self._recent: list[Waits] = []  # of operations that are not in these columns yet
+        self._recent_positions: list[int] = []
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -44,13 +45,14 @@ class OperationTable:
         if len(self._recent) == CHUNK:
             self.finish()
         self._recent.append(waits)
-        self.positions.append(position)
+        self._recent_positions.append(position)
         self.kinds.append(kind)
         return index, waits
 
     def finish(self) -> None:
-        """Move the last waits to the columns: many at once, since that takes less time."""
-        recent, self._recent = self._recent, []
+        """Move the last operations to the columns: many at once, since that takes less time."""
+        self.positions.extend(array("i", self._recent_positions))
+        recent, self._recent, self._recent_positions = self._recent, [], []
         self.counts.extend(array("i", map(len, recent)))
         self.producers.extend(array("i", list(chain.from_iterable(recent))))
         reasons = chain.from_iterable(waits.values() for waits in recent)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 
-from ..ir.liveness import Lifetime, RangeMaximum, live_bytes, union_size
+from ..ir.liveness import RangeMaximum, live_bytes, union_size
 from ..machine.machine import Machine
 from .sbuf_pool import Ahead
 from .uses import TileUses
@@ -35,8 +35,8 @@ class BankPlan:
         for first, size in zip(self.first, self.sizes, strict=True):
             self.wanted[first] = self.wanted.get(first, 0) + size
         self.order = sorted(self.wanted)  # those positions, as in the program
-        lives = zip((Lifetime(at[0], at[-1]) for at in uses.psum.values()), self.sizes, strict=True)
-        self.demand = RangeMaximum(live_bytes(lives))
+        last = [at[-1] for at in uses.psum.values()]
+        self.demand = RangeMaximum(live_bytes(self.first, last, self.sizes))
         banks = machine.psum_banks - -(-union_size(uses.psum_placed) // unit)
         self.capacity = max(banks, self.demand.most)
 
@@ -67,11 +67,13 @@ class Banks:
 
     def needs(self, position: int) -> BankNeeds:
         """Return the banks that the instruction still needs."""
-        found: dict[int, int] = {}
         first, sizes = self.plan.first, self.plan.sizes
-        for tile in self.tiles[position]:
-            if not self.held[tile]:
-                found[first[tile]] = found.get(first[tile], 0) + sizes[tile]
+        missing = [tile for tile in self.tiles[position] if not self.held[tile]]
+        if len(missing) == 1:  # as most instructions
+            return [(first[missing[0]], sizes[missing[0]])]
+        found: dict[int, int] = {}
+        for tile in missing:
+            found[first[tile]] = found.get(first[tile], 0) + sizes[tile]
         return sorted(found.items())
 
     def fits(self, needs: BankNeeds, in_turn: bool) -> bool:

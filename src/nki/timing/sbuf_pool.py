@@ -75,7 +75,9 @@ class SbufPool:
         self.free_bytes = self.capacity
         self.resident: dict[SbufTile, None] = {}  # in the order in which they got space
         self.lacking = 0  # tiles that were spilled, and loads that are deferred, for lack of space
-        self.demand = RangeMaximum(live_bytes((tile.life, tile.size) for tile in uses.sbuf.values()))
+        tiles = uses.sbuf.values()
+        first, last = [tile.positions[0] for tile in tiles], [tile.positions[-1] for tile in tiles]
+        self.demand = RangeMaximum(live_bytes(first, last, [tile.size for tile in tiles]))
         self.ahead = Ahead(self.demand, self.capacity)  # loads done early
         self.over_committed = 0
         self.pinned: Tiles = ()  # of the instruction that a deferred load is done for
@@ -99,27 +101,14 @@ class SbufPool:
         self.lacking -= 1
         self.plan.add(position)
 
-    def prepare(self, position: int) -> None:
-        """Allocate every tile of the instruction, reloading the ones that were spilled."""
-        for tile in self.read[position]:
-            if not tile.is_resident:
-                self._make_resident(tile, position)
-        for tile in self.written[position]:
-            if not tile.is_resident:
-                self._make_resident(tile, position)
-
-    def _make_resident(self, tile: SbufTile, position: int) -> None:
+    def make_resident(self, tile: SbufTile, position: int) -> None:
+        """Allocate a tile of the instruction, reloading it if it was spilled."""
         if tile.deferred >= 0 and tile.deferred != position:
             self.pinned = self._tiles(position)
             self._load_now(tile)
             self.pinned = ()
-        if not tile.is_resident:
-            self._allocate(tile, position)
-
-    def _tiles(self, position: int) -> Tiles:
-        return (*self.read[position], *self.written[position])
-
-    def _allocate(self, tile: SbufTile, position: int) -> None:
+            if tile.is_resident:
+                return
         exclude = (*self.pinned, *self._tiles(position)) if self.free_bytes < tile.size else ()
         waits = self._take(tile, exclude, self.plan.engines[position])
         if tile.spilled is None:
@@ -127,6 +116,9 @@ class SbufPool:
             tile.is_untouched = True
         else:
             self._reload(tile, waits)
+
+    def _tiles(self, position: int) -> Tiles:
+        return (*self.read[position], *self.written[position])
 
     def fetch(self, now: int, position: int) -> bool:
         """Load what a later instruction needs: loads into free space, reloads also by eviction.

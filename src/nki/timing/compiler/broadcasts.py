@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...ir.instruction import Instruction, MatmulInstruction
-from ...ir.liveness import live_bytes
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.machine import Machine
@@ -86,18 +85,14 @@ def takes_psum(item: Entry, tile: Storage) -> bool:
 
 def live_banks(machine: Machine, uses: TileItems, length: int) -> np.ndarray:
     """Return how many PSUM banks are live at each item."""
-    lives = [
-        (life, -(-tile.pitch // machine.psum_bank_bytes))
-        for tile, life in uses.lifetimes()
-        if tile.buffer is PSUM
-    ]
-    return live_bytes(lives, length + 1)
+    unit = machine.psum_bank_bytes
+    sizes = {tile: -(-tile.pitch // unit) for tile in uses.tiles() if tile.buffer is PSUM}
+    return uses.live(sizes, length)
 
 
 def live_sbuf(machine: Machine, uses: TileItems, length: int) -> np.ndarray:
     """Return how many bytes of a partition of SBUF are live at each item."""
-    lives = [(life, tile.taken(machine)) for tile, life in uses.lifetimes() if tile.buffer is SBUF]
-    return live_bytes(lives, length + 1)
+    return uses.live({tile: tile.taken(machine) for tile in uses.tiles() if tile.buffer is SBUF}, length)
 
 
 class _Banks:

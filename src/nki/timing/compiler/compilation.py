@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...ir.boxes import box, space_of
 from ...ir.caches import cached_property
 from ...ir.dependences import AccessHistory, Waits
 from ...ir.instruction import Instruction
-from ...ir.liveness import Lifetime
+from ...ir.liveness import live_bytes
 from ...ir.rewriting import replace_storages, replace_views
 from ...ir.storage import Storage
 from ...ir.view import View
@@ -32,12 +34,14 @@ class TileItems:
                 if view.storage.on_chip:
                     self.readers[view.storage].append(number)
 
-    def lifetimes(self) -> Iterator[tuple[Storage, Lifetime]]:
-        """Yield each tile, from its first use to its last."""
-        for tile in {*self.writers, *self.readers}:
-            at = [*self.writers.get(tile, ()), *self.readers.get(tile, ())]
-            if at:
-                yield tile, Lifetime(min(at), max(at))
+    def tiles(self) -> set[Storage]:
+        """Return the tiles that some item uses."""
+        return {tile for users in (self.writers, self.readers) for tile, at in users.items() if at}
+
+    def live(self, sizes: Mapping[Storage, int], length: int) -> np.ndarray:
+        """Return how much of these tiles is live at each of so many items, given their sizes."""
+        at = [[*self.writers.get(tile, ()), *self.readers.get(tile, ())] for tile in sizes]
+        return live_bytes([*map(min, at)], [*map(max, at)], [*sizes.values()], length + 1)
 
     def written_once(self, view: View) -> bool:
         """True when the view is all of an automatic tile that has no other writer."""

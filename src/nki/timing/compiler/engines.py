@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
+
+import numpy as np
 
 from ...ir.instruction import Instruction
 from ...ir.rewriting import replace_engine
@@ -93,21 +95,19 @@ def is_wide(machine: Machine, instruction: Instruction) -> bool:
     )
 
 
-def _work(machine: Machine, items: Sequence[Entry]) -> Counter[str]:
+def _work(machine: Machine, items: Sequence[Entry]) -> dict[str, float]:
     """Return ns that each engine is held; for DMA, the least that its bytes and triggers take."""
-    work: Counter[str] = Counter()
-    issued: Counter[str] = Counter()
-    known: dict[tuple, tuple[str, float]] = {}
-    by_software = machine.dma_default_mode == "software"
-    for instruction, _, _, signature in items:
-        key = (signature, instruction.runs_on)
-        if key not in known:
-            known[key] = _work_of(machine, instruction)
-        name, ns = known[key]
-        work[name] += ns  # type: ignore[assignment]
-        if by_software and name == "dma":
-            issued["dma"] += machine.swdge_spacing_ns  # type: ignore[assignment]
-    return work | issued
+    keys = [(item.signature, item.instruction.runs_on) for item in items]
+    examples = dict(zip(keys, items, strict=True))
+    known = {key: _work_of(machine, item.instruction) for key, item in examples.items()}
+    found = list(map(known.__getitem__, keys))
+    work: defaultdict[str, float] = defaultdict(float)
+    for name, ns in found:
+        work[name] += ns
+    if machine.dma_default_mode == "software":
+        triggers = np.full(sum(name == "dma" for name, _ in found), machine.swdge_spacing_ns)
+        work["dma"] = max(work["dma"], float(np.cumsum(triggers).max(initial=0.0)))
+    return work
 
 
 def _work_of(machine: Machine, instruction: Instruction) -> tuple[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from ...ir.liveness import live_bytes
 from ...ir.storage import Storage
 from ...ir.transfer_instruction import TransferInstruction
 from ...machine.memories import SBUF
@@ -77,12 +76,8 @@ def _is_load(core: Compilation, item: Entry) -> bool:
 
 def _peak_of_others(core: Compilation, loaded: set[Storage]) -> int:
     """Return the most bytes of a partition that tiles which are not loaded take at one time."""
-    lives = [
-        (life, tile.taken(core.machine))
-        for tile, life in core.uses.lifetimes()
-        if tile.buffer is SBUF and tile not in loaded
-    ]
-    return int(max(live_bytes(lives, len(core.items) + 1), default=0)) if lives else 0
+    others = [tile for tile in core.uses.tiles() if tile.buffer is SBUF and tile not in loaded]
+    return int(core.uses.live({tile: tile.taken(core.machine) for tile in others}, len(core.items)).max())
 
 
 class _Cache:
