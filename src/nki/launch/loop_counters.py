@@ -67,9 +67,13 @@ class Iterations:
         if core is None:
             return
         frame: FrameType | None = sys._getframe(3)  # it called a function of ours, which called `issue`
-        while frame is not None and (place := self._place(frame)).is_ours:
+        row, places = OUTSIDE, self.places
+        while frame is not None:
+            place = places.get((id(frame.f_code), frame.f_lasti)) or self._add_place(frame)
+            if not place.is_ours:
+                row = self._row(frame, place, core.recorder is not None)
+                break
             frame = frame.f_back
-        row = OUTSIDE if frame is None else self._row(frame, place, core.recorder is not None)
         if row != self.last:
             self.last = row  # most instructions are of the same iteration as the one before
         self.turns.add(core.index, core.issued, self.last)
@@ -82,27 +86,24 @@ class Iterations:
             # held only if no tile has bytes; and a generator may have another caller next time
             if is_traced and not frame.f_code.co_flags & RESUMED:
                 self.frame, self.around = frame, around
-        if not place.names:
-            return around
-        names, found = _found(place, frame.f_locals)
-        return around[0] + names, around[1] + found
+        return _joined(around, _found(place, frame.f_locals)) if place.names else around
 
     def _callers(self, frame: FrameType | None) -> Row:
         """Return the variables of the loops that are open in a frame of the kernel and in its callers."""
-        row = OUTSIDE
-        while frame is not None and (place := self._place(frame)) is not CALLER:
+        row, places = OUTSIDE, self.places
+        while frame is not None:
+            place = places.get((id(frame.f_code), frame.f_lasti)) or self._add_place(frame)
             if place.names:
-                names, found = _found(place, frame.f_locals)
-                row = (names + row[0], found + row[1])
+                row = _joined(_found(place, frame.f_locals), row)
+            elif place is CALLER:
+                break
             frame = frame.f_back
         return row
 
-    def _place(self, frame: FrameType) -> Place:
-        key = (id(frame.f_code), frame.f_lasti)  # cheaper than the hash of a code object
-        place = self.places.get(key)
-        if place is None:
-            self.codes.append(frame.f_code)
-            place = self.places[key] = _place(frame)
+    def _add_place(self, frame: FrameType) -> Place:
+        """Analyse a place. The id of its code is cheaper than a hash of the code."""
+        self.codes.append(frame.f_code)
+        place = self.places[id(frame.f_code), frame.f_lasti] = _place(frame)
         return place
 
 
@@ -122,6 +123,12 @@ def _place(frame: FrameType) -> Place:
     if is_ours(module):
         return CALLER if module.startswith(CALLERS) else OURS
     return Place(variables_at(frame.f_code, frame.f_lasti))
+
+
+def _joined(outer: Row, inner: Row) -> Row:
+    if outer is OUTSIDE:
+        return inner
+    return outer if inner is OUTSIDE else (outer[0] + inner[0], outer[1] + inner[1])
 
 
 def _found(place: Place, variables: Mapping[str, Any]) -> Row:
