@@ -8,8 +8,13 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
+from nki.backends.lowered import Lowered
+from nki.check.capacity import _fit_at_once
 from nki.check.psum import PsumWatch, _may_continue
+from nki.ir import columns as module
 from nki.ir.columns import ProgramColumns
+from nki.ir.liveness import lifetimes, peak
+from nki.machine.memories import SBUF
 
 
 @nki.jit
@@ -67,8 +72,7 @@ def test_columns_hold_the_signature_and_the_views_of_every_instruction(make):
     assert len({id(sample.access) for sample in columns.samples}) == len(columns.samples)
     places = [(position, v.storage, v.offset) for position, i in enumerate(items) for v in i.views()]
     storages = [program.columns.storages[number] for number in columns.storage]
-    assert [*zip(columns.position, storages, columns.offset, strict=True)] == places
-    assert columns.fixed == all(item.access.fixed for item in items)
+    assert [*zip(columns.positions(), storages, columns.offset, strict=True)] == places
     assert program.columns.has_loops == [any(item not in items for item in program.cores[0])]
 
 
@@ -77,7 +81,9 @@ def test_operands_are_numbered_over_all_signatures():
     columns = program.columns.of(0)
     names = [(sample.access, name) for sample in columns.samples for name in sample.access.views]
     walked = [(item.access, name) for item in program.walk() for name in item.access.views]
-    assert [(id(names[n][0]), names[n][1]) for n in columns.operand] == [(id(a), name) for a, name in walked]
+    assert [(id(names[n][0]), names[n][1]) for n in columns.operands()] == [
+        (id(a), name) for a, name in walked
+    ]
 
 
 def test_storages_are_of_one_kind_if_they_differ_in_name_and_line_alone():
@@ -113,7 +119,7 @@ def test_products_that_go_on_are_never_missed():
         watch = PsumWatch({})
         for instruction in program.walk():
             watch(instruction)
-        may = _may_continue(program.columns.of(0))
+        may = _may_continue(program.cores[0], {})
         assert may or not watch.found
         decided.add((may, bool(watch.found)))
     assert decided == {(False, False), (True, False), (True, True)}
@@ -121,7 +127,47 @@ def test_products_that_go_on_are_never_missed():
 
 def test_an_empty_program_has_empty_columns():
     columns = ProgramColumns([()], []).of(0)
-    assert (
-        columns.signature.size == columns.storage.size == columns.position.size == columns.operand.size == 0
-    )
-    assert columns.signature.dtype == np.int64
+    found = columns.signature, columns.storage, columns.offset, columns.positions(), columns.operands()
+    assert [(column.size, column.dtype) for column in found] == [(0, np.int64)] * 5
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Columns are used for short programs, too."""
+    monkeypatch.setattr(module, "FEW", 0)
+
+
+def test_signatures_are_those_of_the_items(always):
+    lowered = Lowered(sums(7))
+    assert lowered.kinds[0] == [lowered.signature(item) for item in lowered.items[0]]
+    lowered = Lowered(program_of_gathers())  # with a loop
+    assert lowered.kinds[0].count(None) == 1
+
+
+def reused_tiles(seed, addresses):
+    @nki.jit
+    def kernel(x):
+        chance, tiles = random.Random(seed), []
+        for number in range(30):
+            address = (0, 64 * number) if addresses and chance.random() < 0.2 else None
+            tiles.append(nl.ndarray((chance.choice((32, 128)), 4), nl.float32, address=address))
+            nisa.memset(tiles[-1], 0.0)
+            tile = chance.choice(tiles[-6:])
+            nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+        return x
+
+    return kernel.trace(nki.TensorSpec((8, 4), "float32"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("addresses", [False, True])
+def test_what_is_live_at_once_fits_exactly_from_its_peak_on(always, seed, addresses):
+    program = reused_tiles(seed, addresses)
+    lives = {s: life for s, life in lifetimes(program.cores[0]).items() if s.buffer is SBUF}
+    most = peak(lives, lambda storage: storage.taken(program.machine)).nbytes
+    assert _fit_at_once(program, SBUF, most) and not _fit_at_once(program, SBUF, most - 1)
+
+
+def test_short_programs_and_loops_are_walked():
+    assert not _fit_at_once(reused_tiles(0, False), SBUF, 1 << 20)
+    assert not program_of_gathers().columns.pays(0)

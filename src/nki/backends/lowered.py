@@ -152,11 +152,11 @@ class Lowered:
         """The signatures of the items of each core; None for a loop."""
         found: list[list[Signature | None]] = []
         for core, items in enumerate(self.items):
-            if self.columns.has_loops[core]:
-                found.append(self.signatures(items))
-            else:
+            if self.columns.pays(core):
                 numbers = self.columns.of(core).signature.tolist()
                 found.append([*map(self.known(core).__getitem__, numbers)])
+            else:
+                found.append(self.signatures(items))
         return tuple(found)
 
     @cached_property

@@ -85,7 +85,7 @@ class _Accesses:
         self.kinds = cast("Sequence[Signature]", lowered.kinds[core])
         columns, known = lowered.columns.of(core), lowered.known(core)
         self.signature, self.storage = columns.signature, columns.storage
-        self.item, self.operand = columns.position, columns.operand
+        self.item, self.operand = columns.positions(), columns.operands()
         self.writes = np.array([flag for kind in known for flag in kind.written])[self.operand]
         widths = np.array([width for kind in known for width in kind.widths])
         self.offset = columns.offset * widths[self.operand]  # in bytes: HBM may be viewed as other dtypes

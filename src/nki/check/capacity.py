@@ -77,23 +77,24 @@ def _fit_together(program: Program, memory: MemoryRegion, limit: int) -> bool:
 
 
 def _fit_at_once(program: Program, memory: MemoryRegion, limit: int) -> bool:
-    """True when no more is live at once than fits: decided fast, where there is no loop."""
-    columns = program.columns
-    if any(columns.has_loops):
+    """True when no more is live at once than fits; decided fast, and False where that is not possible."""
+    columns, cores = program.columns, range(len(program.cores))
+    if not all(map(columns.pays, cores)):
         return False
     kinds, _ = columns.storage_kinds
     samples = [columns.storages[index] for index in np.unique(kinds, return_index=True)[1]]
     taken = [s.taken(program.machine) if s.buffer is memory else 0 for s in samples]
     sizes = np.array(taken, np.int64)[kinds]
     always = np.array([s.address is not None for s in samples], np.bool_)[kinds]
-    return all(_live(columns.of(core), sizes, always) <= limit for core in range(len(program.cores)))
+    return all(_live(columns.of(core), sizes, always) <= limit for core in cores)
 
 
 def _live(columns: Columns, sizes: Numbers, always: np.ndarray) -> int:
     """Return the most bytes that are live at once, or more: tiles with addresses count one by one."""
     length = len(columns.signature)
     first, last = np.full_like(sizes, length), np.full_like(sizes, length - 1)
-    first[columns.storage[::-1]], last[columns.storage] = columns.position[::-1], columns.position
+    positions = columns.positions()
+    first[columns.storage[::-1]], last[columns.storage] = positions[::-1], positions
     first[always] = 0
     last[always] = length - 1
     changes = np.zeros(length + 1, np.int64)

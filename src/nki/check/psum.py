@@ -6,17 +6,14 @@ Two products in one tile become a sum, without an error. `accumulate=True` says 
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from ..errors import Site
 from ..ir.boxes import Box, box
-from ..ir.columns import Columns
 from ..ir.instruction import Instruction, State
-from ..ir.items import Diagnostic
+from ..ir.items import Diagnostic, Item, Loop
 from ..ir.operand_access import OperandAccess
 from ..ir.program import Program
 from ..ir.storage import Storage
@@ -129,9 +126,9 @@ def continued_products(program: Program) -> list[Diagnostic]:
     if not any(storage.buffer is PSUM for storage in program.storages):
         return []
     found: dict[tuple, Diagnostic] = {}
-    for core, items in enumerate(program.cores):
+    for items in program.cores:
         watch = PsumWatch({})  # the program holds its tiles
-        if not program.columns.has_loops[core] and not _may_continue(program.columns.of(core)):
+        if not _may_continue(items, watch.operands):
             continue
         for instruction in walked(items, {}):
             known = watch.operands.get(id(instruction.access))
@@ -141,16 +138,19 @@ def continued_products(program: Program) -> list[Diagnostic]:
     return [*found.values()]
 
 
-def _may_continue(columns: Columns) -> bool:
+def _may_continue(items: Sequence[Item], operands: dict[int, PsumOperands]) -> bool:
     """Return False if all matmuls into a tile come before the first read of it, as in most kernels."""
-    if not columns.fixed:
-        return True
-    views = [
-        (name in psum.reads, psum.access.accumulates and name in psum.writes)
-        for psum in map(PsumOperands.of, columns.samples)
-        for name in psum.access.views
-    ]
-    reads, adds = np.array(views, np.bool_).reshape(-1, 2)[columns.operand].T
-    first_read = np.full(len(columns.numbers), len(columns.signature))
-    first_read[columns.storage[reads][::-1]] = columns.position[reads][::-1]
-    return bool((columns.position[adds] >= first_read[columns.storage[adds]]).any())
+    read: set[Storage] = set()
+    for item in items:
+        if isinstance(item, Loop):
+            return True
+        access = item.access
+        known = operands.get(id(access))
+        if known is None:
+            known = operands[id(access)] = PsumOperands.of(item)
+        _, reads, writes = known
+        for name in reads:
+            read.add(getattr(item, name).storage)
+        if writes and access.accumulates and any([getattr(item, name).storage in read for name in writes]):
+            return True
+    return False

@@ -19,6 +19,7 @@ from .storage import Storage
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
+FEW = 256  # instructions
 _ACCESS = attrgetter("access")
 _KIND = attrgetter("buffer", "shape", "dtype", "address", "parameter", "constant", "loop")
 
@@ -44,21 +45,20 @@ class Columns:
         flat = [*chain.from_iterable(found)]
         self.storage = _fetched(numbers, flat[::2])  # of each view
         self.offset = np.fromiter(flat[1::2], np.int64, len(flat) // 2)
-        self.numbers = numbers  # of all storages of the program
-        self.fixed = all(sample.access.fixed for sample in self.samples)
-        if self.fixed:
+        if all(sample.access.fixed for sample in self.samples):
             self.views = np.array([len(s.access.views) for s in self.samples], np.int64)[self.signature]
         else:
             self.views = np.fromiter(map(len, found), np.int64, len(found)) // 2  # of each instruction
 
-    @cached_property
-    def position(self) -> Numbers:
-        """The position of the instruction of each view."""
+    def positions(self) -> Numbers:
+        """Return the position of the instruction of each view."""
         return np.repeat(np.arange(len(self.views)), self.views)
 
-    @cached_property
-    def operand(self) -> Numbers:
-        """The number of each view among those of one instruction of every signature; all are `fixed`."""
+    def operands(self) -> Numbers:
+        """Return the number of each view among those of one instruction of every signature.
+
+        All views of all instructions are known before the run.
+        """
         counts = np.array([len(sample.access.views) for sample in self.samples], np.int64)
         first = (np.cumsum(counts) - counts)[self.signature] - (np.cumsum(self.views) - self.views)
         return np.arange(len(self.storage)) + np.repeat(first, self.views)
@@ -86,6 +86,10 @@ class ProgramColumns:
     def has_loops(self) -> list[bool]:
         """Whether there are dynamic loops among the items of each core."""
         return [Loop in set(map(type, items)) for items in self.cores]
+
+    def pays(self, core: int) -> bool:
+        """Return whether an answer from columns takes less time than one walk over the items of a core."""
+        return len(self.cores[core]) > FEW and not self.has_loops[core]
 
     @cached_property
     def storages(self) -> tuple[Storage, ...]:
