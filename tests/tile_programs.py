@@ -171,6 +171,13 @@ class ProgramBuilder:
         where = self.window(F)
         nisa.tensor_scalar(tile[:, where], tile[:, where], nl.minimum, 3.0)
 
+    def as_bits(self):
+        """Change some elements through a view as another dtype."""
+        tile, where = self.any_tile(), self.window(F)
+        if tile.dtype == nl.float32:
+            bits = tile.view(nl.int32)
+            nisa.tensor_scalar(bits[:, where], bits[:, where], nl.bitwise_and, 0x7FFF0000)
+
     def clear(self):
         nisa.memset(self.any_tile()[:, self.window(F)], self.chance.choice((0, 2)))
 
@@ -284,6 +291,7 @@ SELDOM = (
         "limit",
         "activate",
         "predicated",
+        "as_bits",
     ),
     *("through_hbm", "overwrite_argument", "forget", "placed", "dynamic", "loop", "meet"),
 )

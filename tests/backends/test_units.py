@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 from backend_agreement import assert_agrees
 from nki.backends.fused.planner import plan_of
+from nki.backends.fused.runner import PlanRunner
 from nki.backends.fused.storages import Storages
 from nki.backends.lowered import lower
 from nki.backends.units import find_units
@@ -128,6 +130,35 @@ def test_units_move_by_bytes_where_memory_is_viewed_as_another_dtype(backend):
     program = viewed.trace(*arrays)
     assert planned(program) == [UNITS]
     assert assert_agrees(program, arrays, backend, tolerance=1e-5) == "ran"
+
+
+@nki.jit
+def signs(x):
+    """Units with a tile whose parts are viewed as another dtype, so that no value stands for it."""
+    out = nl.ndarray((4 * 64, 64), nl.float32, buffer=nl.shared_hbm)
+    for row in range(0, 4 * 64, 64):
+        a, b = tile(64, 64), tile(64, 64)
+        for half in (slice(0, 32), slice(32, 64)):
+            nisa.dma_copy(a[:, half], x[row : row + 64, half])
+        bits = a.view(nl.int32)
+        nisa.tensor_scalar(bits, bits, nl.bitwise_and, 0x7FFFFFFF)
+        nisa.activation(b, nl.exp, a)
+        nisa.dma_copy(out[row : row + 64], b)
+    return out
+
+
+def test_units_in_threads_have_memory_of_their_own_for_tiles_that_are_not_tracked(monkeypatch):
+    x = numbers(4 * 64, 64)
+    program = signs.trace(x)
+    assert planned(program) == [4]
+    together, run = threading.Barrier(4, timeout=60), PlanRunner._instruction
+
+    def in_step(self, step):
+        run(self, step)
+        together.wait()
+
+    monkeypatch.setattr(PlanRunner, "_instruction", in_step)
+    assert assert_agrees(program, [x], OPEN_NKI_THREADS="4") == "ran"
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])

@@ -174,7 +174,11 @@ def _with_units(lowered: Lowered, core: int, storages: Storages, tracker: Tracke
     for unit, some in zip(units.units, steps[1:], strict=True):
         sizes = allocate_values(some, outer=kept)
         part = _part(StepEmitter(lowered, core, kept), some, sizes, {})
-        repeated.append(RepeatedUnit(part, tuple([_by_number(lowered, row) for row in unit.shifts])))
+        shifts = tuple([_by_number(lowered, row) for row in unit.shifts])
+        tiles = unit.tiles & storages.in_place
+        repeated.append(
+            RepeatedUnit(part, shifts, tuple(sorted([lowered.columns.numbers[tile] for tile in tiles])))
+        )
     registers = tuple([(which, *last) for which, last in units.registers.items()])
     return plan._replace(units=tuple(repeated), registers=registers)
 

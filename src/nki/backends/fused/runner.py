@@ -7,7 +7,8 @@ product compute on the arrays of their operands; a fence goes to the numpy execu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -20,13 +21,14 @@ from ...ir.context import activate
 from ...ir.instruction import Instruction
 from ...ir.layout import Shape
 from ...ir.program import Diagnostic, Loop
+from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine import dtypes
 from ...machine.dtypes import DType, bfloat16, f32
 from ..lowered import Lowered
 from ..protocol import ExecutingCore
 from ..reference.backend import run_loop
-from ..reference.memory import FULL, aligned
+from ..reference.memory import FULL, Memory, aligned
 from .arrays import pool
 from .blocks import blocks
 from .steps import (
@@ -75,7 +77,7 @@ class PlanRunner:
         self.plan, self.lowered, self.core = plan, lowered, core
         self.part = plan.cores[core.index]
         self.items = lowered.items[core.index]
-        self.memories = core.memories
+        self.memories: MutableMapping[Storage, Memory] = core.memories
         self.arena = np.empty(0, np.uint8)
         self.packs = np.empty(0, np.float32)
         self.raws: dict[int, np.ndarray] = {}
@@ -210,10 +212,12 @@ class PlanRunner:
             setattr(self.core.engine_state, which, getattr(runners[unit][last].core.engine_state, which))
 
     def _for_unit(self, unit: RepeatedUnit, shifts: dict[int, int]) -> PlanRunner:
-        """Return a runner of one repetition: its arrays in HBM are moved."""
+        """Return a runner of one repetition: its arrays in HBM are moved, and tiles have their own memory."""
         found = self._for_chain()
         found.part = unit.plan
         found.raws[COMMON] = self.arena
+        tiles = [self.lowered.storages[number] for number in unit.tiles]
+        found.memories = ChainMap({tile: Memory(tile) for tile in tiles}, self.memories)
         for storage, shift in shifts.items():
             found.raws[storage] = self._raw(storage)[shift:]
         return found

@@ -182,6 +182,7 @@ class RepeatedUnit(NamedTuple):
 
     plan: CorePlan
     shifts: tuple[dict[int, int], ...]  # of each one: bytes by which its arrays in a storage are moved
+    tiles: tuple[int, ...]  # its own ones that are not tracked: each repetition has memory for them
 
 
 class WriteOnceResult(NamedTuple):
