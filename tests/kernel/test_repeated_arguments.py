@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 
 import numpy as np
 import pytest
@@ -64,8 +65,10 @@ def test_what_the_python_can_tell_apart_has_another_key(other):
         assert (found.key == bound(**plain)[0].key) is (given is plain)
 
 
-def test_the_sign_of_zero_counts():
-    keys = [bound(array(2), array(2), scale)[0].key for scale in (0.0, -0.0, 0.0, -0.0)]
+@pytest.mark.parametrize("number", [0.0, math.nan])
+def test_the_sign_of_zero_and_of_a_nan_counts(number):
+    signed = [math.copysign(number, sign) for sign in (1, -1, 1, -1)]
+    keys = [bound(array(2), array(2), scale)[0].key for scale in signed]
     assert keys[0] == keys[2] != keys[1] == keys[3]
 
 

@@ -190,7 +190,9 @@ def _is_like(value: Any, known: Any) -> bool:
     if value is known:
         return True
     if not isinstance(known, _Like):
-        return value.__class__ is known.__class__ and repr(value) == repr(known)
+        if value.__class__ is not known.__class__:
+            return False
+        return _BITS(value) == _BITS(known) if known.__class__ is float else bool(value == known)
     return value.__class__ is known.kind and bool(value.dtype == known.dtype and value.shape == known.shape)
 
 
