@@ -23,11 +23,12 @@ def measure(kernel: Path, reference: Path) -> None:
     from nki.backends.reference.blas import one_blas_thread
     from nki_legacy import stubs
 
-    from .accuracy.public_kernels import loaded
+    from .accuracy.public_kernels import imported
 
     warnings.simplefilter("ignore")
     stubs.install()
-    function, bare = loaded(kernel, []).kernel, loaded(reference, [])
+    function = imported(kernel.name, kernel.read_text(encoding="utf-8")).kernel
+    bare = imported(reference.name, reference.read_text(encoding="utf-8"))
     np.random.seed(0)
     given = bare.get_inputs()
     arguments = bare.transform_to_nki_inputs(given)

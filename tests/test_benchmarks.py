@@ -17,7 +17,7 @@ from support import target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import kernels  # noqa: E402
+from benchmarks import kernels, nkibench  # noqa: E402
 from benchmarks.kernels import __main__ as command  # noqa: E402
 
 SMALL = kernels.Case(
@@ -64,3 +64,33 @@ def test_every_case_is_one_of_a_documented_kernel_and_every_kernel_has_two_sizes
     counted = Counter(case.kernel_name for case in kernels.cases())
     assert set(counted) - {kernel.name for kernel in catalogue.kernels()} == set()
     assert [name for name, count in counted.items() if count < 2] == []
+
+
+def test_kernels_of_nkibench_are_measured_beside_their_references(tmp_path, monkeypatch):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "kernels" / "double_N4_0.py").write_text(
+        "import neuronxcc.nki as nki\n"
+        "import neuronxcc.nki.language as nl\n"
+        "@nki.jit\n"
+        "def kernel(x):\n"
+        "    out = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.shared_hbm)\n"
+        "    nl.store(out, nl.load(x) * 2)\n"
+        "    return out\n"
+    )
+    (tmp_path / "reference" / "double_N4_numpy_0.py").write_text(
+        "import numpy as np\n"
+        "def get_inputs():\n"
+        "    return [np.ones((4, 4), np.float32)]\n"
+        "def transform_to_nki_inputs(inputs):\n"
+        "    return inputs\n"
+        "def forward(x):\n"
+        "    return [x @ x for _ in range(99999)]\n"
+    )
+    monkeypatch.setenv("NKIBENCH", str(tmp_path))
+    rows = list(nkibench.run())
+    assert [row[0] for row in rows] == [
+        "double_N4, first / warm over numpy",
+        "geometric mean of 1, first / warm",
+    ]
+    assert rows[0][1] == rows[1][1] and rows[0][1].count("x") == 2

@@ -213,10 +213,15 @@ def loaded(path: Path, kernel: PublicKernel) -> ModuleType:
     for old, new in kernel.settings:
         assert old in text, f"{path} has no {old}"
         text = text.replace(old, new)
+    return imported(path.name, text)
+
+
+def imported(name: str, text: str) -> ModuleType:
+    """Import the text of a file of another project from a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
+        copy = Path(folder) / name
         copy.write_text(text, encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(path.stem, copy)
+        spec = importlib.util.spec_from_file_location(copy.stem, copy)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
