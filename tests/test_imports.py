@@ -188,7 +188,7 @@ PRIVATE_OF_LEGACY = {
     "cli": "command script terminal",
     "errors": "",
     "files": "",
-    "ir": "context indexing layout program tensor tree",
+    "ir": "caches context indexing layout program tensor tree",
     "isa": "enums",
     "kernel": "arrays jit kernel listeners profile pure run specs",
     "language": "allocation creation elementwise operands shared_constants",

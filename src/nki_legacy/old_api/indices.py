@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nki.errors import error
+from nki.ir.caches import LRUCache
 from nki.ir.layout import is_int
 
 Box = tuple[slice, ...]
@@ -103,6 +104,10 @@ class Index:
     def __getitem__(self, key: Any) -> Index:
         """Place an index on an axis: `[:, None]` and similar keys."""
         key = key if isinstance(key, tuple) else (key,)
+        if self.steps is not None and len(self.steps) == 1:
+            new = [k is None for k in key]
+            if new.count(False) == 1 and type(key[new.index(False)]) is slice and _ALL in key:
+                return _placed(self.shape[0], self.base, self.steps[0], *new)
         given = [k for k in key if k is not None]
         if any(k is not Ellipsis and k != slice(None) for k in given):
             raise error("index", "an index tensor takes : and None alone, as in nl.arange(n)[:, None]")
@@ -126,11 +131,18 @@ class Index:
         return len(self.shape)
 
     def _meet(self, other: Any, op: Callable[[Any, Any], Any], reverse: bool = False) -> Any:
+        if type(other) is int and self.steps is not None:
+            if op is operator.add:
+                return Index(self.shape, self.base + other, self.steps)
+            if op is operator.sub and not reverse:
+                return Index(self.shape, self.base - other, self.steps)
+            if op is operator.mul:
+                return Index(self.shape, self.base * other, [other * step for step in self.steps])
         other = as_index(other)
         if other is None:
             return NotImplemented
         a, b = (other, self) if reverse else (self, other)
-        shape = np.broadcast_shapes(a.shape, b.shape)
+        shape = _common(a.shape, b.shape)
         a, b = a.spread(shape), b.spread(shape)
         affine = a.steps is not None and b.steps is not None
         if affine and op in (operator.add, operator.sub):
@@ -143,7 +155,7 @@ class Index:
 
     def _compare(self, other: Any, name: str) -> Any:
         difference = self._meet(other, operator.sub)
-        return NotImplemented if difference is NotImplemented else IndexMask.compared(difference, name)
+        return NotImplemented if difference is NotImplemented else IndexMask.compared((difference, name))
 
     def __add__(self, other: Any) -> Any:
         return self._meet(other, operator.add)
@@ -202,6 +214,18 @@ class Index:
         return f"<index of shape {self.shape}>"
 
 
+_ALL = slice(None)
+
+
+@lru_cache(maxsize=4096)
+def _placed(size: int, base: int, step: int, *new: bool) -> Index:
+    """Return an index of one axis with new ones of size 1 around it."""
+    return Index([1 if n else size for n in new], base, [0 if n else step for n in new])
+
+
+_common = lru_cache(maxsize=4096)(np.broadcast_shapes)
+
+
 def as_index(value: Any) -> Index | None:
     """An index, or a number as one; None for anything else."""
     if isinstance(value, Index):
@@ -212,31 +236,40 @@ def as_index(value: Any) -> Index | None:
 class IndexMask:
     """Where an instruction runs: what comparing index tensors gives. `terms` are comparisons with 0."""
 
-    __slots__ = ("array", "terms")
+    __slots__ = ("shape", "terms", "_array")
 
-    def __init__(self, array: np.ndarray, terms: tuple[tuple[Index, str], ...] | None = None):
-        self.array = array
-        self.terms = terms
+    def __init__(self, array: np.ndarray):
+        self.shape: tuple[int, ...] = array.shape
+        self.terms: tuple[tuple[Index, str], ...] | None = None
+        self._array: np.ndarray | None = array
 
     @classmethod
-    def compared(cls, difference: Index, name: str) -> IndexMask:
-        return cls(_COMPARE[name](difference.array, 0), ((difference, name),))
+    def compared(cls, *terms: tuple[Index, str]) -> IndexMask:
+        """Return the mask that holds where all of these comparisons do."""
+        made = cls.__new__(cls)
+        made.shape = reduce(_common, [index.shape for index, _ in terms])
+        made.terms, made._array = terms, None
+        return made
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+    def array(self) -> np.ndarray:
+        if self._array is None:
+            each = [_COMPARE[name](index.array, 0) for index, name in self.terms or ()]
+            self._array = reduce(operator.and_, each)
+        return self._array
 
     def __and__(self, other: Any) -> IndexMask:
         if isinstance(other, (bool, np.bool_)):
-            return self if other else IndexMask(np.zeros(self.array.shape, np.bool_))
-        terms = None if self.terms is None or other.terms is None else self.terms + other.terms
-        return IndexMask(self.array & other.array, terms)
+            return self if other else IndexMask(np.zeros(self.shape, np.bool_))
+        if self.terms is not None and other.terms is not None:
+            return IndexMask.compared(*self.terms, *other.terms)
+        return IndexMask(self.array & other.array)
 
     __rand__ = __and__
 
     def __or__(self, other: Any) -> IndexMask:
         if isinstance(other, (bool, np.bool_)):
-            return IndexMask(np.ones(self.array.shape, np.bool_)) if other else self
+            return IndexMask(np.ones(self.shape, np.bool_)) if other else self
         return IndexMask(self.array | other.array)
 
     __ror__ = __or__
@@ -287,7 +320,23 @@ def where(mask: MaskLike, shape: Sequence[int]) -> Where:
         return Where(full(shape) if mask else None)
     if not isinstance(mask, IndexMask):
         raise error("argument", f"mask= takes a comparison of index tensors, got {type(mask).__name__}")
-    array = _fitted(mask.array, tuple(shape))
+    if mask.terms is None or any(index.steps is None for index, _ in mask.terms):
+        return _where_true(mask.array, shape)
+    form = (tuple(shape), *[(name, i.shape, i.base, i.steps) for i, name in mask.terms])
+    known = _PLACES.get(form)
+    if known is None:
+        known = _where_true(mask.array, shape)
+        if known.array is None:
+            _PLACES.put(form, known)
+    return known
+
+
+_PLACES: LRUCache[tuple, Where] = LRUCache(1 << 12)  # of masks that are boxes, by shape and comparisons
+
+
+def _where_true(mask: np.ndarray, shape: Sequence[int]) -> Where:
+    """Return where an array holds on a tile of this shape."""
+    array = _fitted(mask, tuple(shape))
     if not array.any():
         return Where(None)
     cuts = []
@@ -326,8 +375,16 @@ def full(shape: Sequence[int]) -> Box:
 def arange(start: int, stop: int | None = None, step: int = 1) -> Index:
     """Return the numbers from start to stop as an index tensor of one axis."""
     if stop is None:
+        if type(start) is int and step == 1:
+            return _first(start)
         start, stop = 0, start
     return Index((len(range(start, stop, step)),), start, (step,))
+
+
+@lru_cache(maxsize=4096)
+def _first(count: int) -> Index:
+    """Return the numbers from 0 to count."""
+    return Index((len(range(count)),), 0, (1,))
 
 
 class IndexGrid(tuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from nki import isa
 from nki.ir.context import current
-from nki.ir.layout import row_major
+from nki.ir.layout import Shape, row_major
 from nki.ir.tensor import NkiTensor
 from nki.language.creation import allocate
 from nki.machine import dtypes
@@ -37,6 +37,8 @@ class IndexedRegion:
         self.indices = [index.spread(self.shape) for index in indices]
         self.rows = rows  # the dimension that a tile of row numbers indexes, and the tile
         self.skips = False  # rows out of bounds are skipped, not refused
+        column = tensor.on_chip and len(self.shape) == 1
+        self.tile_shape = Shape((*self.shape, 1) if column else self.shape)
 
     def pieces(self, box: Box | None = None) -> list[Piece]:
         """Views of the tensor that together are the positions of a box."""

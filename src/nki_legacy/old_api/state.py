@@ -9,7 +9,8 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from nki.errors import user_site
+from nki.errors import Site, user_site
+from nki.ir.caches import LRUCache
 
 from .failures import failure
 
@@ -76,7 +77,6 @@ def _instructions(code: CodeType) -> tuple[list[int], list[dis.Instruction]]:
     return [i.offset for i in found], found
 
 
-@lru_cache(maxsize=65536)
 def _is_assigned(code: CodeType, lasti: int) -> bool:
     """Whether the result of the instruction at `lasti` goes into `t[key] = ...` or `... += ...`."""
     offsets, found = _instructions(code)
@@ -132,4 +132,13 @@ def _loaded(instruction: dis.Instruction) -> tuple[str, ...]:
 def about_to_be_assigned() -> bool:
     """Whether the user's expression is the right side of an assignment into a tensor."""
     site = user_site(2)
-    return site is not None and _is_assigned(site.code, site.lasti)
+    if site is None:
+        return False
+    known = _SITES.get(site.key)
+    if known is None:
+        known = (_is_assigned(site.code, site.lasti), site)
+        _SITES.put(site.key, known)
+    return known[0]
+
+
+_SITES: LRUCache[tuple, tuple[bool, Site]] = LRUCache(1 << 16)  # a site holds its code

@@ -22,7 +22,8 @@ from nki.machine.operators import Operator
 
 from . import state as run
 from .failures import failure
-from .indices import Box, Index, IndexGrid, MaskLike, Where, as_index, full, product, where
+from .indices import Box, Index, IndexGrid, MaskLike, Where, full, product, where
+from .keys import RowNumbers, form_of, region_of, repeated_region
 from .operators import FUNCTIONS, Operators
 from .regions import IndexedRegion, as_rows, empty_of, fitted, gather, move, reshaped
 from .types import DTypeLike, new_dtype, old_dtype
@@ -151,9 +152,7 @@ class IndexedTensor(Tensor):
     def __init__(self, owner: Whole | None, region: IndexedRegion):
         self.owner = owner
         self.places = region
-        self.shape = Shape(
-            region.shape if not region.tensor.on_chip or len(region.shape) > 1 else (*region.shape, 1)
-        )
+        self.shape = region.tile_shape
         self.kind, self.region = region.tensor.dtype, region.tensor.buffer
 
     def tile(self) -> NkiTensor:
@@ -241,6 +240,10 @@ def value(shape: Sequence[int], dtype: DType, emit: Emit, mask: MaskLike = None,
 
 def index(tensor: Tensor, key: Any) -> Tensor:
     """`tensor[key]`."""
+    if type(tensor) is Whole and type(key) is tuple:
+        known = _repeated(tensor, key)
+        if known is not None:
+            return known
     if isinstance(key, IndexGrid):
         key = tuple(key)
     key = tuple(_entry(k) for k in (key if isinstance(key, tuple) else (key,)))
@@ -288,6 +291,20 @@ def _blocks(blocks: np.ndarray, outer: tuple, key: tuple) -> Any:
     return cut
 
 
+def _repeated(tensor: Whole, key: tuple) -> IndexedTensor | None:
+    """Return `tensor[key]` if a key of the same form was used before; None if not."""
+    blocks = tensor.blocks
+    outer = blocks.ndim
+    form, starts = form_of(key)
+    if form is None or any(form[:outer]):  # numbers pick the tile
+        return None
+    if outer and any([type(k) is Index and len(k.shape) > len(key) - outer for k in key]):
+        return None  # axes are dropped
+    base: Any = blocks[tuple(starts[:outer])]
+    region = repeated_region(base, key[outer:], form[outer:], starts[outer:])
+    return None if region is None else IndexedTensor(tensor, region)
+
+
 def _entry(k: Any) -> Any:
     """Return one entry of a key as a number, slice, index tensor or tile."""
     if isinstance(k, DynamicSlice):
@@ -331,54 +348,12 @@ def _sliced(owner: Whole | None, base: NkiTensor, key: tuple) -> Tensor:
 
 
 def _region(base: NkiTensor, key: tuple) -> IndexedRegion:
-    """Index tensors, numbers and tiles of row numbers; slices get axes of their own behind these."""
-    key = (*key, *[slice(None)] * (base.ndim - len(key)))
-    rows = next(((d, k) for d, k in enumerate(key) if isinstance(k, Tensor)), None)
-    shapes = [k.shape for k in key if isinstance(k, Index)]
-    tiles = [tuple(rows[1].shape)] if rows is not None else []
-    element = rows is not None and isinstance(rows[1], Whole) and rows[1].rank <= 0
-    slices = [d for d, k in enumerate(key) if isinstance(k, slice)]
-    shape: tuple[int, ...]
-    if shapes:
-        shape = np.broadcast_shapes(*shapes)
-        if tiles and len(shape) >= 1:
-            shape = np.broadcast_shapes(shape, (tiles[0][0], *[1] * (len(shape) - 1)))
-    elif tiles:
-        shape = () if slices and element else (tiles[0][0],) if slices else tiles[0]
-    else:
-        shape = ()
-    lengths = {d: range(*_range(key[d], base.shape[d])) for d in slices}
-    whole = (*shape, *(len(r) for r in lengths.values()))
-    indices = []
+    """Return what a key of index tensors, numbers, slices and one tile of row numbers picks."""
     for dim, k in enumerate(key):
-        if dim in lengths:
-            axis = len(shape) + slices.index(dim)
-            steps = [lengths[dim].step if a == axis else 0 for a in range(len(whole))]
-            indices.append(Index(whole, lengths[dim].start, steps))
-        elif isinstance(k, Tensor):
-            indices.append(Index(whole, 0, [0] * len(whole)))
-        else:
-            found = as_index(k)
-            if found is None:
-                raise failure(
-                    "err_unsupported_mixing_basic_advanced_tensor_indexing", f"an index cannot be {k!r}"
-                )
-            padded = found.spread(shape) if len(found.shape) <= len(shape) else found
-            indices.append(_with_axes(padded, len(lengths)).spread(whole))
-    if rows is None:
-        return IndexedRegion(base, indices, whole)
-    return IndexedRegion(base, indices, whole, (rows[0], as_rows(rows[1].tile())))
-
-
-def _with_axes(found: Index, count: int) -> Index:
-    behind: tuple = (Ellipsis,) + (None,) * count
-    return found[behind] if count and found.shape else found
-
-
-def _range(cut: slice, size: int) -> tuple[int, int, int]:
-    start = 0 if cut.start is None else cut.start if cut.start >= 0 else cut.start + size
-    stop = size if cut.stop is None else cut.stop if cut.stop >= 0 else cut.stop + size
-    return start, stop, cut.step or 1
+        if isinstance(k, Tensor):
+            element = isinstance(k, Whole) and k.rank <= 0
+            return region_of(base, key, RowNumbers(dim, tuple(k.shape), as_rows(k.tile()), element))
+    return region_of(base, key)
 
 
 # ---- repeating -----------------------------------------------------------------------------------

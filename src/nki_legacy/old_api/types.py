@@ -22,12 +22,18 @@ tfloat32 = float32r = np.dtype("V4")
 
 def new_dtype(dtype: DTypeLike) -> DType:
     """Return the dtype of `nki` for one of the old API."""
+    if type(dtype) is type and dtype in _CLASSES:
+        return _CLASSES[dtype]
     if isinstance(dtype, np.dtype) and dtype == tfloat32:
         return dtypes.tfloat32
     if isinstance(dtype, str) and dtype.startswith("nki."):
         dtype = dtype.rsplit(".", 1)[-1]
-    python: dict[object, DTypeLike] = {float: np.float32, int: np.int32, bool: np.bool_}
-    return dtypes.resolve(python.get(dtype, dtype))
+    return dtypes.resolve(dtype)
+
+
+_NUMPY = (float32, float16, int8, int16, int32, uint8, uint16, uint32, bool_)
+_CLASSES: dict[type, DType] = {float: dtypes.float32, int: dtypes.int32, bool: dtypes.bool_}
+_CLASSES |= {cls: dtypes.resolve(cls) for cls in _NUMPY}
 
 
 def old_dtype(dtype: DType) -> np.dtype:
