@@ -1,4 +1,4 @@
-"""Which turn of which loops an instruction was issued in."""
+"""Which iteration of which loops an instruction was issued in."""
 
 import random
 import sys
@@ -8,18 +8,18 @@ import pytest
 import nki
 import nki.isa as nisa
 import nki.language as nl
-from nki.ir.turns import Turns
-from nki.launch.loop_counters import Iterations, loops_of, variables_at
+from nki.ir.iterations import IterationTable
+from nki.launch.loop_counters import IterationRecorder, loops_of, variables_at
 from nki.launch.observers import observe
 
 
 def noted(kernel, *shape):
-    """The turns of a kernel's instructions, in their order."""
-    iterations = Iterations()
-    with observe(iterations):
+    """The iterations of a kernel's instructions, in their order."""
+    recorder = IterationRecorder()
+    with observe(recorder):
         program = kernel.trace(nki.TensorSpec(shape, "float32"))
-    turns = iterations.turns
-    return [turns.of(0, n) for n in range(1, 1 + len(program))]
+    iterations = recorder.table
+    return [iterations.of(0, n) for n in range(1, 1 + len(program))]
 
 
 def fill(tile, value):
@@ -39,16 +39,16 @@ def nested(x):
 
 
 def test_the_variables_of_all_loops_around_a_call_are_noted_outermost_first():
-    turns = noted(nested, 128, 8)
-    assert turns[0] == ()  # outside of any loop
-    assert turns[1] == (("row", 0), ("_name", "left"), ("a", 0), ("b", 4))
-    assert turns[2] == (("row", 0), ("_name", "right"), ("a", 4), ("b", 8))
+    iterations = noted(nested, 128, 8)
+    assert iterations[0] == ()  # outside of any loop
+    assert iterations[1] == (("row", 0), ("_name", "left"), ("a", 0), ("b", 4))
+    assert iterations[2] == (("row", 0), ("_name", "right"), ("a", 4), ("b", 8))
 
 
 def test_the_loops_of_the_callers_count_too():
-    turns = noted(nested, 128, 8)
-    assert turns[3:5] == [(("row", 0), ("part", 0)), (("row", 0), ("part", 1))]
-    assert turns[-1] == (("row", 1), ("part", 1))
+    iterations = noted(nested, 128, 8)
+    assert iterations[3:5] == [(("row", 0), ("part", 0)), (("row", 0), ("part", 1))]
+    assert iterations[-1] == (("row", 1), ("part", 1))
 
 
 @nki.jit
@@ -71,13 +71,14 @@ def halves(x):
     return x
 
 
-def test_each_core_has_turns_of_its_own():
-    iterations = Iterations()
-    with observe(iterations):
+def test_each_core_has_iterations_of_its_own():
+    recorder = IterationRecorder()
+    with observe(recorder):
         halves[2].trace(nki.TensorSpec((128, 8), "float32"))
-    turns = iterations.turns
-    assert [turns.of(core, n) for core in (0, 1) for n in (1, 2)] == 2 * [(("_step", 0),), (("_step", 1),)]
-    assert turns.of(1, 3) == turns.of(2, 1) == ()
+    iterations = recorder.table
+    found = [iterations.of(core, n) for core in (0, 1) for n in (1, 2)]
+    assert found == 2 * [(("_step", 0),), (("_step", 1),)]
+    assert iterations.of(1, 3) == iterations.of(2, 1) == ()
 
 
 def test_loops_are_found_in_bytecode_with_what_they_set():
@@ -92,9 +93,9 @@ def test_loops_are_found_in_bytecode_with_what_they_set():
 def test_a_profile_knows_the_turns_and_a_saved_program_has_none():
     spec = nki.TensorSpec((128, 8), "float32")
     profile = nki.profile(nested)(spec)
-    assert profile.timeline.bars[-1].turn == (("row", 1), ("part", 1))
+    assert profile.timeline.bars[-1].iteration == (("row", 1), ("part", 1))
     again = nki.Program.parse(str(nested.trace(spec))).profile()
-    assert again.timeline.bars[-1].turn == ()
+    assert again.timeline.bars[-1].iteration == ()
     assert "part" in profile.html() and again.html()  # sites that were written down have pages too
 
 
@@ -179,11 +180,11 @@ def test_turns_equal_those_of_all_frames_in_random_nests(seed):
     expected = []
 
     def read(instruction):
-        turn = []
+        iteration = []
         for frame in frames_of_the_kernel(sys._getframe(1)):
             values = [(name, frame.f_locals.get(name)) for name in variables_at(frame.f_code, frame.f_lasti)]
-            turn = [(name, value) for name, value in values if isinstance(value, (int, str))] + turn
-        expected.append(tuple(turn))
+            iteration = [(name, value) for name, value in values if isinstance(value, (int, str))] + iteration
+        expected.append(tuple(iteration))
 
     @nki.jit
     def kernel(x):
@@ -192,16 +193,16 @@ def test_turns_equal_those_of_all_frames_in_random_nests(seed):
             step(tile, chance, 3)
         return x
 
-    iterations = Iterations()
-    with observe(iterations), observe(read):
+    recorder = IterationRecorder()
+    with observe(recorder), observe(read):
         kernel.trace(nki.TensorSpec((128, 8), "float32"))
-    turns = iterations.turns
+    iterations = recorder.table
     assert len(set(expected)) > 20
-    assert [turns.of(0, n) for n in range(1, 1 + len(expected))] == expected
+    assert [iterations.of(0, n) for n in range(1, 1 + len(expected))] == expected
 
 
-def test_a_number_that_is_used_again_has_the_turn_of_the_last():
-    turns = Turns()
+def test_a_number_that_is_used_again_has_the_iteration_of_the_last():
+    iterations = IterationTable()
     for handle, value in ((1, 5), (3, 6), (3, 7)):
-        turns.add(0, handle, (("i",), (value,)))
-    assert [turns.of(0, n) for n in (1, 2, 3, 4)] == [(("i", 5),), (), (("i", 7),), ()]
+        iterations.add(0, handle, (("i",), (value,)))
+    assert [iterations.of(0, n) for n in (1, 2, 3, 4)] == [(("i", 5),), (), (("i", 7),), ()]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from nki.ir.iterations import IterationTable
 from nki.ir.storage import Storage
-from nki.ir.turns import Turns
 from nki.machine.machine import Machine
 from nki.machine.memories import PSUM, SBUF
 from nki.timing.timeline import Bar, Occupancy, Stay, Timeline, steps
@@ -22,7 +22,7 @@ class SyntheticTimeline(Timeline):
         self.machine = machine
         self.plans = []
         self.operations = []
-        self.turns = Turns()
+        self.iterations = IterationTable()
         self.cores = [SyntheticCore()]  # type: ignore[list-item]
         self.random = np.random.default_rng(4)
         self.sites = sites

@@ -166,13 +166,13 @@ def lane_rows(table: dict, name: str) -> slice:
 def test_the_iteration_of_every_loop_is_packed():
     profile = sample()
     table, columns = decoded(page(profile))
-    values = [unwound(columns[f"turn{depth}"]).astype(np.int64) for depth in range(3)]
+    values = [unwound(columns[f"iteration{depth}"]).astype(np.int64) for depth in range(3)]
     rows = range(*lane_rows(table, "tensor").indices(len(columns["start"])))
     matmuls = sorted((b for b in profile.timeline.bars if b.engine == "tensor"), key=lambda b: b.start)
     for row, bar in zip(rows, matmuls, strict=True):
         names = table["loops"][columns["loop"][row]]
-        assert tuple(zip(names, (int(v[row]) for v in values), strict=False)) == bar.turn
-    assert {name for bar in matmuls for name, _ in bar.turn} == {"m", "n", "k"}
+        assert tuple(zip(names, (int(v[row]) for v in values), strict=False)) == bar.iteration
+    assert {name for bar in matmuls for name, _ in bar.iteration} == {"m", "n", "k"}
 
 
 def test_the_part_of_a_tensor_that_is_loaded_comes_back():
@@ -529,7 +529,7 @@ def test_words_of_a_search_narrow_it_by_engine_tile_and_loop(opened):
     bars = matmul("tiled").timeline.bars
     loads = [bar for bar in bars if bar.engine == "dma" and "rhs" in bar.operands]
     assert opened.ask("report.search('dma rhs')") == len(loads)
-    assert opened.ask("report.search('dma rhs k=128')") == sum(("k", 128) in bar.turn for bar in loads)
+    assert opened.ask("report.search('dma rhs k=128')") == sum(("k", 128) in bar.iteration for bar in loads)
     assert opened.ask("report.search('dma rhs k=129')") == 0
 
 

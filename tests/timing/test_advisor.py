@@ -358,7 +358,7 @@ def test_the_busiest_engine_waits_for_loads_that_could_have_been_earlier():
 
     found = findings(one_buffer, spec(2048, 2048))["engine-idle"]
     assert re.fullmatch(r"VectorE is idle \d\d\.\d % of the time: it waits for DMA", found.title)
-    assert "with a new tile in each turn of the loop" in found.detail
+    assert "with a new tile in each iteration" in found.detail
     assert found.lines == (line(one_buffer, "# load"),)
     assert found.gain_us > 0
 

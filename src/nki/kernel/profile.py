@@ -246,7 +246,7 @@ def _profiled(
     done = None
     with no_collections():
         stage(f"tracing {kernel.__name__}")
-        with record_iterations() as iterations:
+        with record_iterations() as recorder:
             program = kernel.trace(*args, **kwargs)
         counts = program.assumed_loops and not leaves([args, kwargs], TensorSpec)
         if run or counts:
@@ -254,7 +254,7 @@ def _profiled(
             done = kernel.run(*args, **kwargs)
             program = replace(program, trips=done.trips)
         found = profile_program(program, stage)
-    found.timeline.turns = iterations.turns
+    found.timeline.iterations = recorder.table
     found.result = done.result if run and done is not None else None
     if uncertain:
         with fewer_collections():

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..errors import is_ours
 from ..ir.context import _local
 from ..ir.instruction import Instruction
-from ..ir.turns import OUTSIDE, Row, Turns
+from ..ir.iterations import OUTSIDE, IterationTable, Row
 from .observers import Sink, observe
 
 LONGEST_WORD = 24
@@ -51,11 +51,11 @@ class Place:
 OURS, CALLER = Place(is_ours=True), Place(is_ours=True)  # CALLER: in the code that calls kernels
 
 
-class Iterations:
-    """An observer that adds the turn of each instruction to `turns`. Each place is analysed once."""
+class IterationRecorder:
+    """An observer that adds the iteration of each instruction to `table`. Each place is analysed once."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.table = IterationTable()
         self.last: Row = OUTSIDE
         self.frame: FrameType | None = None  # the kernel's function that issued the last instruction
         self.around: Row = OUTSIDE  # of its callers, which stand still while it runs
@@ -76,7 +76,7 @@ class Iterations:
             frame = frame.f_back
         if row != self.last:
             self.last = row  # most instructions are of the same iteration as the one before
-        self.turns.add(core.index, core.issued, self.last)
+        self.table.add(core.index, core.issued, self.last)
 
     def _row(self, frame: FrameType, place: Place, is_traced: bool) -> Row:
         """Return the variables of the loops that are open in the kernel's frames, the innermost given."""
@@ -108,14 +108,14 @@ class Iterations:
 
 
 @contextmanager
-def record_iterations(observing: Observing = observe) -> Iterator[Iterations]:
-    """Record the turns of all instructions that kernels issue in this block; keep no frame after it."""
-    iterations = Iterations()
+def record_iterations(observing: Observing = observe) -> Iterator[IterationRecorder]:
+    """Record the iterations of all instructions that kernels issue in this block; keep no frame after it."""
+    recorder = IterationRecorder()
     try:
-        with observing(iterations):
-            yield iterations
+        with observing(recorder):
+            yield recorder
     finally:
-        iterations.frame = None  # its callers may hold the iterations
+        recorder.frame = None  # its callers may hold the recorder
 
 
 def _place(frame: FrameType) -> Place:

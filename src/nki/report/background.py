@@ -48,10 +48,10 @@ def stationary_loads(timeline: Timeline) -> Iterator[Bar]:
             start = max(until, end - cycles / clock)
             until = max(until, end)
             if end > start:
-                turn = timeline.turn(op)
+                iteration = timeline.iteration(op)
                 yield _bar(
                     number, "tensor", STATIONARY, "LoadStationary", start, end, op.site, operand
-                )._replace(turn=turn)
+                )._replace(iteration=iteration)
 
 
 def _bar(

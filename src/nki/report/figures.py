@@ -257,7 +257,7 @@ def _count(row: Figures, op: Operation, core: Any, critical_ns: float) -> None:
 
 def _note_iteration(row: Figures, timeline: Timeline, op: Operation, name: TileNames) -> None:
     """Note the values of the loop variables around a line, and which tiles it writes."""
-    for variable, value in timeline.turn(op):
+    for variable, value in timeline.iteration(op):
         if isinstance(value, int):
             ends = row["loops"].setdefault(variable, (value, value))
             if not ends[0] <= value <= ends[1]:

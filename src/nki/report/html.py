@@ -174,7 +174,7 @@ def tabs(f: Figures, opened: str) -> str:
 
 def findings(f: Figures) -> str:
     """Return the findings of the advisor, then the diagnostics."""
-    notes = {line["line"]: turns(line) for line in f["lines"]}
+    notes = {line["line"]: line_notes(line) for line in f["lines"]}
     shown = [
         article(one["title"], one["detail"], one["lines"], one["gain_us"], notes) for one in f["findings"]
     ]
@@ -260,7 +260,7 @@ def places(lines: Iterable[str], notes: Mapping[str, str] | None = None) -> str:
     return f'<div class="places">{"".join(shown[:MOST_PLACES])}{further}</div>'
 
 
-def turns(line: Figures) -> str:
+def line_notes(line: Figures) -> str:
     """`512 times, psum, m=0…896 k=0…7`: how often a line runs, what it writes, through which loops."""
     loops = [
         f"{name}={low}" if low == high else f"{name}={low}…{high}"

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import Site, SourceLine
+from ..ir.iterations import Iteration
 from ..ir.storage import Storage
-from ..ir.turns import Turn
 from ..machine.memories import PSUM, SBUF
 from ..timing.names import QUEUES, TileNames
 from ..timing.timeline import Bar, Timeline
@@ -133,7 +133,7 @@ def bar_columns(
     ).reshape(-1, 10)
     order = np.lexsort((rows[:, 1], rows[:, 0]))
     rows = rows[order]
-    loops, turns = turn_columns([bars[i].turn for i in order])
+    loops, iterations = iteration_columns([bars[i].iteration for i in order])
     lane, start, end, wait, kind, label, reason, *decided = rows.T
     columns = {
         "start": differences(np.rint(start / tick).astype(np.int64)),
@@ -143,7 +143,7 @@ def bar_columns(
         "kind": narrowest(kind, len(kinds.numbers)),
         "label": narrowest(label, len(labels.numbers)),
         "why": reason.astype(np.uint8),
-        **turns,
+        **iterations,
         **beginnings([bars[i] for i in order]),
     }
     counts = np.bincount(lane.astype(np.int64), minlength=len(places))
@@ -160,20 +160,20 @@ def bar_columns(
     return table, columns
 
 
-def turn_columns(turns: list[Turn]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def iteration_columns(iterations: list[Iteration]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the loops around each bar, and a column for every depth: where the loop of that depth stood.
 
     Values are numbers from 0 on; others are negative, and count through `words`.
     """
     loops, words = Names(), Names()
-    depth = max(map(len, turns), default=0)
-    chosen = [loops(tuple(name for name, _ in turn)) for turn in turns]
-    values = np.zeros((len(turns), depth), np.int32)
-    for row, turn in enumerate(turns):
-        for level, (_, value) in enumerate(turn):
+    depth = max(map(len, iterations), default=0)
+    chosen = [loops(tuple(name for name, _ in iteration)) for iteration in iterations]
+    values = np.zeros((len(iterations), depth), np.int32)
+    for row, iteration in enumerate(iterations):
+        for level, (_, value) in enumerate(iteration):
             plain = isinstance(value, int) and 0 <= value < 2**31
             values[row, level] = value if plain else -1 - words(str(value))
-    columns = {f"turn{level}": differences(values[:, level].astype(np.int64)) for level in range(depth)}
+    columns = {f"iteration{level}": differences(values[:, level].astype(np.int64)) for level in range(depth)}
     table = {"loops": [list(names) for names in loops], "loop_words": list(words)}
     return table, {"loop": narrowest(np.array(chosen), len(loops.numbers)), **columns}
 

@@ -129,8 +129,8 @@ def _arguments(bar: Bar, waited_for: Bar | None) -> dict[str, Any]:
     args: dict[str, Any] = {"line": str(bar.site) if bar.site is not None else "the compiler"}
     if bar.site is not None:
         args["source"] = bar.site.text
-    if bar.turn:
-        args["loops"] = " ".join(f"{name}={value}" for name, value in bar.turn)
+    if bar.iteration:
+        args["loops"] = " ".join(f"{name}={value}" for name, value in bar.iteration)
     if bar.label:
         args["name"] = bar.label
     args["operands"] = bar.operands

@@ -18,16 +18,16 @@ import numpy as np
 from ..errors import Site
 from ..ir.effects import effects
 from ..ir.instruction import Instruction, ProgramPosition, State
+from ..ir.iterations import IterationTable
 from ..ir.storage import Storage
 from ..ir.tensor import whole
-from ..ir.turns import Turns
 from ..ir.view import View
 from ..ir.writers import Writers, elements, has_own_elements
 from ..machine.dtypes import f32
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF
 from .heatmaps import BUDGET, HeatMaps
-from .packed import Files, Names, differences, narrowest, turn_columns
+from .packed import Files, Names, differences, iteration_columns, narrowest
 from .placement import first_fit
 from .slices import Slices
 
@@ -71,7 +71,7 @@ class Recording:
     ):
         self.name, self.machine, self.values, self.cores = name, machine, values, cores
         self.budget, self.steps = budget, steps
-        self.turns = Turns()  # the iteration of each step
+        self.iterations = IterationTable()  # the iteration of each step
         self.begin()
 
     def begin(self) -> None:
@@ -237,7 +237,7 @@ class Recording:
         boxes = np.array(self._boxes, np.uint16).reshape(-1, 4)[order]
         errors = np.zeros(self.count, np.float32)
         errors[list(self.errors)] = list(self.errors.values())
-        loops, turns = turn_columns([self._turn(*number) for number in self.numbers])
+        loops, iterations = iteration_columns([self._iteration(*number) for number in self.numbers])
         names, tiles = self._tile_columns()
         table = {
             "kinds": [list(kind) for kind in self._kinds],
@@ -252,7 +252,7 @@ class Recording:
             "core": np.array([core for core, _ in self.numbers], np.uint8),
             "views": np.bincount(step, minlength=self.count).astype(np.uint16),
             "error": errors,
-            **turns,
+            **iterations,
             "tile": differences(tile),
             "role": role.astype(np.uint8),
             "operand": narrowest(name, len(self._operands.numbers)),
@@ -264,10 +264,10 @@ class Recording:
             **self.maps.columns(),
         }
 
-    def _turn(self, core: int, number: int) -> tuple[tuple[str, Any], ...]:
+    def _iteration(self, core: int, number: int) -> tuple[tuple[str, Any], ...]:
         """Return where the loops around a step stood; of several cores, the core comes first."""
-        turn = self.turns.of(core, number)
-        return (("core", core), *turn) if self.cores > 1 else turn
+        iteration = self.iterations.of(core, number)
+        return (("core", core), *iteration) if self.cores > 1 else iteration
 
     def _tile_columns(self) -> tuple[dict[str, list[str]], dict[str, np.ndarray]]:
         labels, types, rows = Names(), Names(), []

@@ -80,14 +80,14 @@ def _observed(recording: Recording, run: Callable[[], Any], *last: Sink) -> Exce
     try:
         with ExitStack() as stack:
             stack.enter_context(observe_first(before))
-            iterations = stack.enter_context(record_iterations(observe_first))
+            recorder = stack.enter_context(record_iterations(observe_first))
             for sink in sinks:
                 stack.enter_context(observe(sink))
             run()
     except Exception as problem:
         recording.fail("".join(traceback.format_exception_only(problem)).strip(), raised_at(problem))
         error = problem
-    recording.turns = iterations.turns
+    recording.iterations = recorder.table
     return error
 
 

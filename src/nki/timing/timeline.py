@@ -9,9 +9,9 @@ import numpy as np
 from ..errors import Site
 from ..ir.caches import cached_property
 from ..ir.instruction import MatmulInstruction
+from ..ir.iterations import Iteration, IterationTable
 from ..ir.program import Program
 from ..ir.storage import Storage
-from ..ir.turns import Turn, Turns
 from ..ir.view import View
 from ..machine.memories import MemoryRegion
 from .names import TileNames, queue_of
@@ -38,7 +38,7 @@ class Bar(NamedTuple):
     nbytes: int  # moved by a transfer
     flops: int
     operands: str
-    turn: Turn = ()  # of the loops around it
+    iteration: Iteration = ()  # of the loops around it
     views: tuple[View, ...] = ()  # its operands in memory
 
 
@@ -67,19 +67,19 @@ class Timeline:
         self.machine = program.machine
         self.plans = plans
         self.cores = cores  # CoreSimulations, run to their end
-        self.turns = Turns()  # where they were recorded
+        self.iterations = IterationTable()  # where they were recorded
 
     @cached_property
     def operations(self) -> list[Operation]:
         """The operations of all cores."""
         return [op for plan in self.plans for op in plan.operations]
 
-    def turn(self, op: Operation) -> Turn:
+    def iteration(self, op: Operation) -> Iteration:
         """Return the loops in which an instruction was issued, with the values of their variables."""
-        if op.instruction is None or not self.turns:
+        if op.instruction is None or not self.iterations:
             return ()
         handle = op.instruction.handle
-        return self.turns.of(op.core, getattr(handle, "order", handle))
+        return self.iterations.of(op.core, getattr(handle, "order", handle))
 
     # ---- times -----------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Timeline:
                         0 if transfer is None else transfer.nbytes,
                         matmul_flops(op),
                         describe(op, names),
-                        self.turn(op),
+                        self.iteration(op),
                         views_of(op),
                     )
                 )

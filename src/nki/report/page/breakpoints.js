@@ -65,7 +65,7 @@ function searchWord(run, word) {
   return (step) => {
     if (kinds[run.kind[step]]) return true;
     const depth = variable === undefined ? -1 : depths[run.loop[step]];
-    if (depth >= 0 && String(turnValue(run, depth, step)).toLowerCase() === value) return true;
+    if (depth >= 0 && String(iterationValue(run, depth, step)).toLowerCase() === value) return true;
     for (let i = run.first[step]; i < run.first[step + 1]; i++) if (labels[run.tile_label[run.tile[i]]]) return true;
     return false;
   };

@@ -44,9 +44,9 @@ async function readProfile() {
     writes: /\] (\w+)/.exec(operands)?.[1] ?? "", // the memory of its first operand
   }));
   const { kind, label, why, loop, change, owner } = columns;
-  const depths = profile.layout.filter(([name]) => /^turn\d+$/.test(name)).length;
-  const turns = Array.from({ length: depths }, (_, depth) => Int32Array.from(accumulateWhole(columns[`turn${depth}`])));
+  const depths = profile.layout.filter(([name]) => /^iteration\d+$/.test(name)).length;
+  const iterations = Array.from({ length: depths }, (_, depth) => Int32Array.from(accumulateWhole(columns[`iteration${depth}`])));
   const begins = profile.layout.filter(([name]) => name.startsWith("begin")).map(([name]) => accumulateWhole(columns[name]));
   const moment = accumulate(columns.moment, tick);
-  return { ...profile, rows, start, end, wait, blocker, lane, kind, label, why, loop, turns, begins, moment, change, owner };
+  return { ...profile, rows, start, end, wait, blocker, lane, kind, label, why, loop, iterations, begins, moment, change, owner };
 }

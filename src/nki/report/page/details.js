@@ -38,8 +38,8 @@ class Details {
 
   /** What else is under the cursor: which loops it goes through. */
   #beside(row, others) {
-    const turns = turnsText(this.data, [row, ...others]);
-    return `${countText(others.length, "more instruction")} under this pixel${turns ? `: ${turns}` : ""}. Zoom in.`;
+    const iterations = iterationsText(this.data, [row, ...others]);
+    return `${countText(others.length, "more instruction")} under this pixel${iterations ? `: ${iterations}` : ""}. Zoom in.`;
   }
 
   #title(row) {
@@ -56,8 +56,8 @@ class Details {
     const kind = data.kind_of(row);
     const length = data.end[row] - data.start[row];
     const facts = [["start", momentText(data.start[row])], ["duration", timeText(length)]];
-    const turn = turnText(data, row);
-    if (turn) facts.unshift(["loops", turn]);
+    const iteration = iterationText(data, row);
+    if (iteration) facts.unshift(["loops", iteration]);
     if (kind.bytes) facts.push(["moves", `${sizeText(kind.bytes)}, ${three(kind.bytes / length)} GB/s`]);
     if (kind.flops) facts.push(["computes", `${flopsText(kind.flops)}, ${three(kind.flops / length / 1e3)} TFLOP/s`]);
     const idle = data.wait[row] > 0 ? `${timeText(data.wait[row])} idle before it; ` : "";
@@ -105,7 +105,7 @@ class Details {
     return SHORT_REASONS[why] ?? why;
   }
 
-  /** Links to instructions; neighbours that only differ in their turn of the loops are one entry. */
+  /** Links to instructions; neighbours that only differ in their iteration of the loops are one entry. */
   #links(title, rows, note) {
     if (rows.length === 0) return [];
     const groups = this.#grouped(rows, rows.map(note));
@@ -138,7 +138,7 @@ class Details {
     const button = element("button", { className: "link", textContent: data.kind_of(row).name });
     button.onclick = () => this.actions.select(row);
     const many = rows.length > 1 ? ` ${rows.length.toLocaleString("en-US")} ×` : "";
-    const words = [tileText(data, row), turnsText(data, rows)].filter(Boolean).join(", ");
+    const words = [tileText(data, row), iterationsText(data, rows)].filter(Boolean).join(", ");
     return element("li", {}, button, element("span", { textContent: `${many} ${ENGINE_NAMES[data.lane_of(row).name]}, ${many ? reason : note}` }),
       words ? element("code", { textContent: words }) : "");
   }

@@ -29,12 +29,12 @@ function sizeText(bytes) {
 const countText = (n, noun) => `${n.toLocaleString("en-US")} ${noun}${n === 1 ? "" : "s"}`;
 
 /** The loops around a bar and where they stood: `m=128 k=3`. */
-function turnText(data, row) {
-  return data.loops[data.loop[row]].map((name, depth) => `${name}=${turnValue(data, depth, row)}`).join(" ");
+function iterationText(data, row) {
+  return data.loops[data.loop[row]].map((name, depth) => `${name}=${iterationValue(data, depth, row)}`).join(" ");
 }
 
-function turnValue(data, depth, row) {
-  const value = data.turns[depth][row];
+function iterationValue(data, depth, row) {
+  const value = data.iterations[depth][row];
   return value < 0 ? data.loop_words[-1 - value] : value;
 }
 

@@ -91,7 +91,7 @@ class Listing {
     const map = run.map[written];
     const range = written === undefined ? "" : `${shortText(run.map_low[map])} … ${shortText(run.map_high[map])}`;
     const button = element("button", { onclick: () => this.actions.go(step) },
-      element("b", { textContent: (step + 1).toLocaleString("en-US") }), element("span", { textContent: turnText(run, step) || run.kindOf(step).name }), element("span", { textContent: range }));
+      element("b", { textContent: (step + 1).toLocaleString("en-US") }), element("span", { textContent: iterationText(run, step) || run.kindOf(step).name }), element("span", { textContent: range }));
     button.dataset.step = step;
     return button;
   }

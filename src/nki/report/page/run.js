@@ -18,8 +18,8 @@ class Run {
     this.steps = this.kind.length;
     this.first = new Uint32Array(this.steps + 1); // operand of each step
     for (let step = 0; step < this.steps; step++) this.first[step + 1] = this.first[step] + this.views[step];
-    const depths = table.layout.filter(([name]) => /^turn\d+$/.test(name)).length;
-    this.turns = Array.from({ length: depths }, (_, depth) => new Int32Array(accumulateWhole(columns[`turn${depth}`]).buffer));
+    const depths = table.layout.filter(([name]) => /^iteration\d+$/.test(name)).length;
+    this.iterations = Array.from({ length: depths }, (_, depth) => new Int32Array(accumulateWhole(columns[`iteration${depth}`]).buffer));
     this.kinds = this.kinds.map(([name, engine, file, line]) => ({ name, engine, file, line }));
     this.chunks = new Map(); // number -> promise of its bytes, the oldest first
     this.answers = new Map(); // operand -> its map as the page's server computed it, the oldest first

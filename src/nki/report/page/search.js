@@ -27,7 +27,7 @@ class Search {
       labels: data.labels.map((label) => label.toLowerCase()),
       lanes: data.lanes.map((lane) => `${lane.name}\n${ENGINE_NAMES[lane.name]}`.toLowerCase()),
       loops: data.loops.map((names) => names.map((name) => name.toLowerCase())),
-      turns: data.loop_words.map((word) => word.toLowerCase()),
+      iterations: data.loop_words.map((word) => word.toLowerCase()),
     });
   }
 
@@ -43,19 +43,19 @@ class Search {
     const { kind, label, lane } = this.data;
     const has = (texts) => Uint8Array.from(texts, (text) => +text.includes(word));
     const [kinds, labels, lanes] = [has(this.texts.kinds), has(this.texts.labels), has(this.texts.lanes)];
-    const inLoop = this.#turn(word);
+    const inLoop = this.#iteration(word);
     for (let row = 0; row < on.length; row++) {
       if (on[row] && !(kinds[kind[row]] | labels[label[row]] | lanes[lane[row]]) && !inLoop?.(row)) on[row] = 0;
     }
   }
 
   /** For `k=3`: whether a row's loop over k is at 3; nothing for other words. */
-  #turn(word) {
+  #iteration(word) {
     const [, name, value] = /^(\w+)=(.+)$/.exec(word) ?? [];
     if (name === undefined) return undefined;
-    const { loop, turns } = this.data;
+    const { loop, iterations } = this.data;
     const depths = Int8Array.from(this.texts.loops, (names) => names.indexOf(name));
-    const wanted = /^\d+$/.test(value) ? +value : -1 - this.texts.turns.indexOf(value);
-    return (row) => depths[loop[row]] >= 0 && turns[depths[loop[row]]][row] === wanted;
+    const wanted = /^\d+$/.test(value) ? +value : -1 - this.texts.iterations.indexOf(value);
+    return (row) => depths[loop[row]] >= 0 && iterations[depths[loop[row]]][row] === wanted;
   }
 }

@@ -89,11 +89,11 @@ function tileText(data, row) {
 }
 
 /** The loops around some bars: `m=128 k=0…7`, those that stand still and those that go on. */
-function turnsText(data, rows) {
+function iterationsText(data, rows) {
   const loop = data.loop[rows[0]];
   if (rows.some((row) => data.loop[row] !== loop)) return "";
   return data.loops[loop].map((name, depth) => {
-    const values = rows.map((row) => turnValue(data, depth, row));
+    const values = rows.map((row) => iterationValue(data, depth, row));
     if (values.every((value) => value === values[0])) return `${name}=${values[0]}`;
     if (values.some((value) => typeof value !== "number")) return name;
     return `${name}=${values.reduce((a, b) => Math.min(a, b))}…${values.reduce((a, b) => Math.max(a, b))}`;

@@ -100,16 +100,16 @@ class Viewer {
   #loops() {
     const { run, at } = this;
     byId("loops").replaceChildren(...run.loops[run.loop[at]].map((name, depth) => {
-      const turn = (by, text, word) => element("button", { textContent: text, title: `${word} ${name}`, "aria-label": `${word} ${name}`, onclick: () => this.#turn(depth, by) });
-      return element("span", {}, turn(-1, "‹", "previous"), element("b", { textContent: `${name} = ${turnValue(run, depth, at)}` }), turn(1, "›", "next"));
+      const arrow = (by, text, word) => element("button", { textContent: text, title: `${word} ${name}`, "aria-label": `${word} ${name}`, onclick: () => this.#iterate(depth, by) });
+      return element("span", {}, arrow(-1, "‹", "previous"), element("b", { textContent: `${name} = ${iterationValue(run, depth, at)}` }), arrow(1, "›", "next"));
     }));
   }
 
   /** Goes to the next iteration of the loop of a depth; backwards to the first step of the one before. */
-  #turn(depth, by) {
+  #iterate(depth, by) {
     const { run } = this;
     const outer = (step) => run.loops[run.loop[step]].slice(0, depth + 1).join();
-    const same = (a, b) => outer(a) === outer(b) && run.turns.slice(0, depth + 1).every((values) => values[a] === values[b]);
+    const same = (a, b) => outer(a) === outer(b) && run.iterations.slice(0, depth + 1).every((values) => values[a] === values[b]);
     const inside = (step) => step >= 0 && step < run.steps;
     let step = this.at + by;
     while (inside(step) && (outer(step) !== outer(this.at) || same(step, this.at))) step += by;

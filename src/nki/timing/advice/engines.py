@@ -103,7 +103,7 @@ def _overlap(study: Study, engine: str, source: str, gain: Gain) -> str:
     if not gain.worth:
         return "To overlap the two alone gains nothing, for something else takes as long."
     if source == "dma":
-        how = "Start loads earlier: with a new tile in each turn of the loop, the next load runs meanwhile."
+        how = "Start loads earlier: with a new tile in each iteration, the next load runs meanwhile."
     else:
         how = f"Give {NAMES[engine]} another tile meanwhile: smaller tiles, each with buffers of its own."
     return f"{gain.text('If the two overlapped')} {how}"
