@@ -65,8 +65,7 @@ class CoreSimulation:
         self.work, self.moves = cast(list[Work], columns.work), cast(list[DmaTransfer], columns.transfers)
         self.queue_keys = [first * size + i for i, first in enumerate(columns.priorities)]
         users = columns.users
-        self.of_result, self.of_engine = users.of_result.as_lists(), users.of_engine.as_lists()
-        self.of_begin = users.of_begin
+        self.of_begin, self.of_engine, self.of_result = users.of_begin, users.of_engine, users.of_result
         self.psum, self.uses_psum = columns.positions, columns.uses_psum
         self.joint = joint_transfers(columns, rank, len(simulation.starts))
         self.waiting: list[list[int]] = [[] for _ in range(PLACES)]  # by `queue_keys`
@@ -93,7 +92,7 @@ class CoreSimulation:
         for name in ("start", "free", "done", "end", "triggered", "ready", "loadable"):
             setattr(self, name, array("d", getattr(self, name)))
         self.blocked_by, self.order = array("i", self.blocked_by), array("i", self.order)
-        del self.missing, self.queue_keys, self.of_result, self.of_engine, self.waiting, self.psum_tiles
+        del self.missing, self.queue_keys, self.waiting, self.psum_tiles
 
     def instruction(self, index: int) -> Instruction:
         """Return the instruction of an operation, which is no spill."""

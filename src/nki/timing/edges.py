@@ -73,10 +73,6 @@ class MomentUsers(NamedTuple):
     def of(self, index: int) -> Sequence[int]:
         return self.users[self.first[index] : self.first[index + 1]]
 
-    def as_lists(self) -> MomentUsers:
-        """Return the same for reading one by one, which lists make faster; they take more memory."""
-        return MomentUsers(list(self.first), list(self.users))
-
 
 def moment_users(producer: np.ndarray, user: np.ndarray, size: int) -> MomentUsers:
     """Return the users of one moment of so many operations."""
