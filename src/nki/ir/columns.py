@@ -41,14 +41,16 @@ class Columns:
         self.samples = [*known.values()]  # an instruction of each signature
         self.signature = _fetched(order, keys)  # of each instruction
         places = {key: _places(sample) for key, sample in known.items()}
-        found = [places[key](instruction) for key, instruction in zip(keys, instructions, strict=True)]
+        asked = (places[key](instruction) for key, instruction in zip(keys, instructions, strict=True))
+        fixed = all(sample.access.fixed for sample in self.samples)
+        found = asked if fixed else [*asked]
         flat = [*chain.from_iterable(found)]
         self.storage = _fetched(numbers, flat[::2])  # of each view
         self.offset = np.fromiter(flat[1::2], np.int64, len(flat) // 2)
-        if all(sample.access.fixed for sample in self.samples):
+        if fixed:
             self.views = np.array([len(s.access.views) for s in self.samples], np.int64)[self.signature]
         else:
-            self.views = np.fromiter(map(len, found), np.int64, len(found)) // 2  # of each instruction
+            self.views = np.array([*map(len, found)], np.int64) // 2  # of each instruction
 
     def positions(self) -> Numbers:
         """Return the position of the instruction of each view."""
