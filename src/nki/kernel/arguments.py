@@ -190,10 +190,10 @@ def _is_like(value: Any, known: Any) -> bool:
     if value is known:
         return True
     if not isinstance(known, _Like):
-        if value.__class__ is not known.__class__:
+        if type(value) is not type(known):  # `__class__` may be another one
             return False
         return _BITS(value) == _BITS(known) if known.__class__ is float else bool(value == known)
-    return value.__class__ is known.kind and bool(value.dtype == known.dtype and value.shape == known.shape)
+    return type(value) is known.kind and bool(value.dtype == known.dtype and value.shape == known.shape)
 
 
 def _repeatable(layout: _Layout, given: Sequence[Any], found: Arguments) -> list[_Bound]:
@@ -202,7 +202,7 @@ def _repeatable(layout: _Layout, given: Sequence[Any], found: Arguments) -> list
     if found.unknown is not None or not all(place.__class__ is int for place in places):
         return []
     tensors = {id(tensor.value) for tensor in found.tensors if tensor.framework is not None}
-    known = [_Like(v.__class__, tuple(v.shape), v.dtype) if id(v) in tensors else v for v in given]
+    known = [_Like(type(v), tuple(v.shape), v.dtype) if id(v) in tensors else v for v in given]
     if not all(like.__class__ in (_Like, *_PLAIN) for like in known):
         return []
     of_tensors = [place for place in places if known[place].__class__ is _Like]

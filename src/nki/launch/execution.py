@@ -18,6 +18,7 @@ from ..backends.reference.backend import ReferenceBackend
 from ..backends.reference.executor import Executor
 from ..backends.reference.memories import Memories
 from ..backends.reference.random import Generators
+from ..backends.reference.settings import importing
 from ..check.whole_program import findings
 from ..errors import NkiError, Site, emit_warning, user_site
 from ..ir.context import RunningCore, activate
@@ -249,11 +250,11 @@ def _backends(options: Options, races: bool) -> list[Backend]:
     """Return the backends to try, in order. The reference runs every program; it alone interleaves cores."""
     chosen: list[Backend] = []
     if options.executor in ("auto", "fused", "plan") and not races:
-        from ..backends.fused.backend import FusedBackend  # a call needs it, `import nki` does not
-
+        with importing:
+            from ..backends.fused.backend import FusedBackend  # a call needs it, `import nki` does not
         chosen.append(FusedBackend())
     if (options.executor == "torch" or options.device not in ("", "cpu")) and not races:
-        from ..backends.torch.backend import TorchBackend
-
+        with importing:
+            from ..backends.torch.backend import TorchBackend
         chosen.insert(0, TorchBackend())
     return [*chosen, ReferenceBackend()]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..reference.settings import importing
+
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -35,8 +37,8 @@ def run_parts(parts: Sequence[Callable[[], None]], threads: int) -> None:
         return
     pool = _pools.get(threads)
     if pool is None:
-        from concurrent.futures import ThreadPoolExecutor
-
+        with importing:
+            from concurrent.futures import ThreadPoolExecutor
         pool = _pools.setdefault(threads, ThreadPoolExecutor(threads, thread_name_prefix="nki-plan"))
     left = deque(parts)
     problems: list[BaseException] = []

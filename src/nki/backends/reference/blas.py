@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .settings import WhileKernelsRun
+from .settings import WhileKernelsRun, importing
 
 _libraries: list[Any] | None = None
 _sgemm: Any = None  # of numpy's wheels, once it was looked up; it takes 64-bit integers
@@ -41,7 +41,8 @@ class one_blas_thread(WhileKernelsRun):
 def _blas_libraries() -> list[Any]:
     global _libraries, _sgemm, _numpys
     if _libraries is None:
-        import threadpoolctl
+        with importing:
+            import threadpoolctl
 
         controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
         _libraries = list(controller.lib_controllers)

@@ -6,6 +6,9 @@ import os
 import threading
 from typing import Any, ClassVar
 
+importing = threading.RLock()  # held while calls import modules
+# The child of a fork would wait forever for a module that a thread of its parent was importing.
+
 
 class WhileKernelsRun:
     """Context of a subclass: `change` when the first kernel enters, `restore` when the last one leaves.
@@ -87,3 +90,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release
+    )
