@@ -116,3 +116,52 @@ def test_tiles_for_other_block_dimensions_are_refused():
     a = numbers(0)
     with pytest.raises(NkiError, match=r"mod_alloc: \(2, 2\) has 2 entries, the tensor 1 block dimensions"):
         add_with([ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(2, 2))] * 3)(a, a)
+
+
+@pytest.mark.parametrize("loop", [nl.affine_range, nl.sequential_range])
+def test_a_later_iteration_takes_the_addresses_of_the_first(loop):
+    """The compiler traces the body of such a loop once: what its Python counts does not grow."""
+    a, b = numbers(0), numbers(1)
+
+    @nki.jit
+    def add(a, b):
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        byte = 0
+        for i in loop(2):
+            for j in loop(2):
+                tiles = []
+                for tensor in (a, b):
+                    buffer = ncc.sbuf.mod_alloc(base_addr=byte)
+                    tile = nl.ndarray((nl.par_dim(ROWS), COLUMNS), dtype=a.dtype, buffer=buffer)
+                    tile[...] = nl.load(tensor[2 * i + j])
+                    tiles.append(tile)
+                    byte += TILE
+                nl.store(out[2 * i + j], tiles[0] + tiles[1])
+                if j == 1:
+                    break
+        return out
+
+    np.testing.assert_array_equal(add(a, b), a + b)
+    assert places(add, a, b) == [(0, 0), (0, TILE)]
+
+
+def test_loops_that_are_unrolled_have_addresses_of_their_own():
+    a = numbers(0)
+
+    @nki.jit
+    def copy(a):
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        byte = 0
+        for i in nl.static_range(2):
+            for j in nl.affine_range(2):
+                buffer = ncc.sbuf.mod_alloc(base_addr=byte)
+                tile = nl.ndarray((nl.par_dim(ROWS), COLUMNS), dtype=a.dtype, buffer=buffer)
+                tile[...] = nl.load(a[2 * i + j])
+                nl.store(out[2 * i + j], tile)
+            byte += TILE
+        return out
+
+    np.testing.assert_array_equal(copy(a), a)
+    assert places(copy, a) == [(0, 0), (0, TILE)]
+    assert repr(nl.affine_range(1, 4)) == "range(1, 4)" and len(nl.affine_range(3)) == 3
+    assert list(nl.sequential_range(1, 7, 2)) == [1, 3, 5] and nl.affine_range(5)[-1] == 4

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nki import isa
+from nki.errors import user_site
 from nki.language import creation as new
 from nki.language.allocation import ParDim, allocate
 from nki.language.shared_constants import shared_constant as new_shared_constant
@@ -56,9 +57,15 @@ def ndarray(shape: Any, dtype: DTypeLike, *, buffer: Any = None, name: str = "",
         )
     tile = tile if len(tile) > 1 else (*tile, 1)
     blocks, nbytes = np.empty(outer, object), prod(tile[1:]) * kind.itemsize
+    addresses: dict[tuple[int, ...], tuple[int, int] | None] = {}
+    if isinstance(buffer, PlacedBuffer):
+        site = user_site()
+        addresses = current.body.first(
+            (site and site.key, outer, tile, kind),
+            lambda: {place: buffer.address(place, tile[0], nbytes) for place in np.ndindex(outer)},
+        )
     for place in np.ndindex(outer):
-        address = buffer.address(place, tile[0], nbytes) if isinstance(buffer, PlacedBuffer) else None
-        blocks[place] = new_tile(tile, kind, region, name, address)
+        blocks[place] = new_tile(tile, kind, region, name, addresses.get(place))
     return Whole(None, blocks)
 
 

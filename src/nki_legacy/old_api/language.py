@@ -29,6 +29,7 @@ from .creation import (
 )
 from .elementwise import ELEMENTWISE
 from .indices import Index, arange, mgrid
+from .loops import Loop
 from .movement import (
     all_reduce,
     atomic_rmw,
@@ -96,12 +97,17 @@ tile_size = Constants(
 # ---- loops and programs --------------------------------------------------------------------------
 
 
-def affine_range(*args: Any, **_: object) -> range:
+def static_range(*args: Any, **_: object) -> range:
     """Python's range."""
     return range(*(int(a) for a in args))
 
 
-sequential_range = static_range = affine_range
+def affine_range(*args: Any, **_: object) -> Loop:
+    """Python's range, for a loop whose tiles keep the addresses of the first iteration."""
+    return Loop(static_range(*args))
+
+
+sequential_range = affine_range
 
 
 def ds(start: Any, size: int) -> DynamicSlice:

@@ -5,14 +5,47 @@ from __future__ import annotations
 import bisect
 import dis
 import threading
+from collections import Counter
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 from nki.errors import Site, user_site
 from nki.ir.caches import LRUCache
 
 from .failures import failure
+
+A = TypeVar("A")
+
+
+class LoopBody:
+    """The addresses that the first iteration gave, and the loops inside, in the order of their appearance."""
+
+    def __init__(self) -> None:
+        self.addresses: dict[tuple[Hashable, int], object] = {}
+        self.inner: list[LoopBody] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self.seen: Counter[Hashable] = Counter()
+        self.entered = 0
+
+    def enter(self) -> LoopBody:
+        """Return the body of the next loop inside."""
+        if self.entered == len(self.inner):
+            self.inner.append(LoopBody())
+        self.entered += 1
+        return self.inner[self.entered - 1]
+
+    def first(self, place: Hashable, compute: Callable[[], A]) -> A:
+        """Return what the first iteration computed at a place in the code."""
+        key = (place, self.seen[place])
+        self.seen[place] += 1
+        if key not in self.addresses:
+            self.addresses[key] = compute()
+        return self.addresses[key]  # type: ignore[return-value]
 
 
 class RunState:
@@ -25,11 +58,12 @@ class RunState:
         self.allocated = 0  # by the program that runs
         self.loop_starts: dict[Any, tuple[int, ...]] = {}  # of nl.loop_reduce: its first iteration, by target
         self.pending: Any = None  # the value of an expression that is about to be assigned
+        self.body = LoopBody()  # of the loop that runs; outside of all, of the program
 
     def enter(self, place: tuple[int, ...]) -> None:
         """The program at this place of the grid begins."""
         self.flush()
-        self.place, self.allocated = place, 0
+        self.place, self.allocated, self.body = place, 0, LoopBody()
 
     def flush(self) -> None:
         """Compute the pending value before another operation runs."""

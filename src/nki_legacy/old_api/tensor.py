@@ -24,6 +24,7 @@ from . import state as run
 from .failures import failure
 from .indices import Box, Index, IndexGrid, MaskLike, Where, full, product, where
 from .keys import RowNumbers, form_of, region_of, repeated_region
+from .loops import Loop
 from .operators import FUNCTIONS, Operators
 from .regions import IndexedRegion, as_rows, empty_of, fitted, gather, move, reshaped
 from .types import DTypeLike, new_dtype, old_dtype
@@ -313,6 +314,8 @@ def _entry(k: Any) -> Any:
         return slice(k.start, k.start + k.size)
     if isinstance(k, Index) and k.is_constant() and product(k.shape) == 1 and not k.shape:
         return k.base
+    if isinstance(k, Loop):
+        k = k.values
     if isinstance(k, range):
         return slice(k.start, k.stop, k.step)
     if isinstance(k, np.integer):
