@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import gc
@@ -12,7 +13,7 @@ import time
 import types
 import warnings
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -659,3 +660,24 @@ def test_worker_processes(method):
     np.testing.assert_array_equal(first, 2 * X)
     np.testing.assert_array_equal(second, 2 * X)
     assert runs == 1  # the fork found the program of its parent, after one run there
+
+
+@dataclass
+class Sizes:
+    """What a kernel copies with another factor."""
+
+    factor: float = 2.0
+
+
+def test_how_other_classes_are_copied_does_not_count(monkeypatch):
+    @nki.jit
+    def kernel(x):
+        return scaled(x, replace(Sizes(), factor=3.0).factor)
+
+    kernel(X)
+    monkeypatch.setitem(copyreg.dispatch_table, type("Other", (), {}), lambda _: (object, ()))
+    np.testing.assert_array_equal(kernel(X), 3 * X)
+    assert len(RUNS) == 1 and kernel.cache_info().hits == 1
+    monkeypatch.setitem(copyreg.dispatch_table, Sizes, lambda _: (Sizes, (4.0,)))
+    kernel(X)
+    assert len(RUNS) == 2

@@ -69,6 +69,7 @@ class Snapshot:
         self._others: list[tuple[Any, Callable[[Any], tuple]]] = []  # what can change, with what reads it
         self._names: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}  # by the id of the namespace
         self._registrations: object = None  # with abstract classes
+        self._copies = False  # objects, as `dispatch_table` says for their classes
         self._attributes: set[str] = set()  # that the code takes from something
         self._seen: dict[int, Any] = {}
         self._todo: list[tuple[Any, Place | None]] = []
@@ -81,6 +82,8 @@ class Snapshot:
             self._follow(value)
         self._seen.clear()
         own_classes = [*self._classes]
+        for cls in own_classes if self._copies else ():
+            self._note(dispatch_table, cls, dispatch_table.get(cls, MISSING))
         self._note_methods_of_tensors()
         self._states = States(
             *(self._functions, self._cells, self._classes, [*self._objects.values()]),
@@ -128,7 +131,7 @@ class Snapshot:
     def _unlisted(self, what: str) -> Unknown:
         return self._unknown(f"{what} is not on the list of what is known")
 
-    def _note(self, namespace: Mapping[str, Any], name: str, value: object) -> None:
+    def _note(self, namespace: Mapping[Any, Any], name: Any, value: object) -> None:
         self._names.setdefault(id(namespace), (namespace, {}))[1][name] = value
 
     def _watch(self, value: Any, read: Callable[[Any], tuple]) -> None:
@@ -229,9 +232,7 @@ class Snapshot:
     def _function(self, function: types.FunctionType) -> None:
         module = function.__globals__.get("__name__")
         is_listed = pure.is_listed(module, function) or module == pure.ONLY_RAISING
-        if module in ("copy", "dataclasses") and id(dispatch_table) not in self._seen:
-            self._seen[id(dispatch_table)] = dispatch_table  # it says how they copy objects
-            self._watch(dispatch_table, _pairs)
+        self._copies = self._copies or module in ("copy", "dataclasses")
         self._functions.append(function)
         if is_listed and (not function.__closure__ or _is_named_by_nki(function)):
             return
