@@ -345,7 +345,7 @@ def _gemm(
             column += columns
         row += rows
     count = len(nodes) * len(left[0])
-    target = _target(blocks, a.columns, b.columns)
+    target = matrix_of([(block[0].stored_at, *block[1:]) for block in blocks], a.columns, b.columns)
     if target is not None:
         return Gemm(nodes, a, b, target, None, [], count)
     result = ProductBuffer(a.columns, -(-b.columns // ALIGNED) * ALIGNED if narrow else b.columns)
@@ -357,27 +357,27 @@ def _gemm(
     return Gemm(nodes, a, b, None, result, copies, count)
 
 
-def _target(blocks: list[tuple[SSAValue, int, int, int, int]], rows: int, columns: int) -> Elements | None:
-    """Return the matrix in HBM that all values of a product are stored in, or None."""
-    first = blocks[0][0].stored_at
-    if first is None:
-        return None
-    strides = reshape_strides(first.shape, first.strides, (blocks[0][3], blocks[0][4]))
-    if strides is None:
+def matrix_of(
+    blocks: Sequence[tuple[Elements | None, int, int, int, int]], rows: int, columns: int
+) -> Elements | None:
+    """Return the matrix in HBM that has all these blocks at their row and column, or None."""
+    first, _, _, *size = blocks[0]
+    strides = None if first is None else reshape_strides(first.shape, first.strides, tuple(size))
+    if first is None or strides is None:
         return None
     rs, cs = strides
-    if blocks[0][3] == 1:  # a single row has no stride
+    if size[0] == 1:  # a single row has no stride
         if rows > 1:
             return None
         rs = columns
-    for value, row, column, height, width in blocks:
-        if value.stored_at is None or value.stored_at.base is not first.base:
+    for stored_at, row, column, height, width in blocks:
+        if stored_at is None or stored_at.base is not first.base:
             return None
-        own = reshape_strides(value.stored_at.shape, value.stored_at.strides, (height, width))
-        if own is None or value.stored_at.offset != first.offset + row * rs + column:
+        own = reshape_strides(stored_at.shape, stored_at.strides, (height, width))
+        if own is None or stored_at.offset != first.offset + row * rs + column:
             return None
         if (own[0] != rs and height > 1) or (own[1] != 1 and width > 1):
             return None
-    if rs < columns or (cs != 1 and blocks[0][4] > 1):
+    if rs < columns or (cs != 1 and size[1] > 1):
         return None
     return Elements(first.base, first.offset, (rows, columns), (rs, 1), first.dtype)

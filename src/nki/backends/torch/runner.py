@@ -149,10 +149,10 @@ class DeviceRunner(InstructionRunner):
         columns = min(right.shape[2], target.layout.shape[1])  # those of padding are not defined
         left, right = left[:, :, : step.rows].transpose(1, 2), right[:, :, :columns]
         if target.regular((step.count,)) is None:
-            made = self._multiplied(left, right, None)
-            whole = made.new_empty(step.count, *target.layout.shape)
+            made, memory = self._multiplied(left, right, None), self.memory(target)
+            whole = memory.new_empty(step.count, *target.layout.shape)
             whole[:, :, :columns] = made
-            target.write(self.torch, self.memory(target), whole)
+            target.write(self.torch, memory, whole)
         else:
             made = self._multiplied(left, right, self.read(target, (step.count,))[:, :, :columns])
         for (rows, columns), stored_at in step.copies:
@@ -164,10 +164,13 @@ class DeviceRunner(InstructionRunner):
                 into.copy_(part.reshape(into.shape))
 
     def _multiplied(self, left: Tensor, right: Tensor, out: Tensor | None) -> Any:
-        """Return the products in float32. The product of two narrow numbers is exact there."""
+        """Return the products, summed in float32: the product of two narrow numbers is exact there."""
         torch = self.torch
         options: dict[str, Any] = {}
-        if left.dtype != torch.float32:
+        if out is not None and out.dtype != torch.float32:  # rounded once, at the end
+            if self.where.type == "cpu" or left.dtype != out.dtype:
+                return out.copy_(self._multiplied(left, right, None))
+        elif left.dtype != torch.float32:
             if self.where.type == "cuda" and hasattr(torch.ops.aten.bmm, "dtype"):
                 options["out_dtype"] = torch.float32
             else:
@@ -210,27 +213,32 @@ class DeviceRunner(InstructionRunner):
 
 
 class exact_products(WhileKernelsRun):
-    """Context: float32 products are not rounded to TF32 while any thread runs a plan."""
+    """Context: products are summed in float32 and not rounded to TF32 while any thread runs a plan."""
 
     @classmethod
     def present(cls) -> Any:
-        settings, name, _ = cls._setting()
-        return getattr(settings, name)
+        settings = cls._settings()
+        return {name: getattr(settings, name) for name in cls._exact()}
 
     @classmethod
     def change(cls, before: Any) -> None:
-        setattr(*cls._setting())
+        cls.restore(cls._exact())
 
     @classmethod
     def restore(cls, before: Any) -> None:
-        settings, name, _ = cls._setting()
-        setattr(settings, name, before)
+        settings = cls._settings()
+        for name, value in before.items():
+            setattr(settings, name, value)
 
     @staticmethod
-    def _setting() -> tuple[Any, str, Any]:
-        """Return what has the setting, its name, and its value for exact products."""
+    def _settings() -> Any:
         import torch
 
-        settings = torch.backends.cuda.matmul
-        is_new = hasattr(settings, "fp32_precision")
-        return (settings, "fp32_precision", "ieee") if is_new else (settings, "allow_tf32", False)
+        return torch.backends.cuda.matmul
+
+    @classmethod
+    def _exact(cls) -> dict[str, Any]:
+        """Return the settings of exact products."""
+        is_new = hasattr(cls._settings(), "fp32_precision")
+        wide = {"fp32_precision": "ieee"} if is_new else {"allow_tf32": False}
+        return {**wide, "allow_bf16_reduced_precision_reduction": False}

@@ -15,12 +15,14 @@ import numpy as np
 from ...ir.dependences import AccessLevels
 from ...ir.storage import Storage
 from ...ir.view import View
+from ...machine.machine import Machine
 from ..fused.products import Factor, Gemm, merge_products, single_product
 from ..fused.storages import Storages
 from ..fused.tracking import Node, node_inputs
 from ..fused.values import Elements, SSAValue, storage_elements
 from ..lowered import REGISTERS, lanes_of, register_use
 from .indirect import IndexedWrite
+from .narrowing import narrowed
 
 MERGED = 4.0  # how many times smaller than all its tiles the factors of a merged product must be
 LAST = 1 << 30  # the level after which what only products read is computed, all of a stage together
@@ -295,8 +297,11 @@ def _elements(elements: Elements) -> int:
     return found
 
 
-def groups(ordered: Sequence[tuple[tuple[int, int], StepMember]]) -> Iterator[tuple[int, list[Any]]]:
+def groups(
+    ordered: Sequence[tuple[tuple[int, int], StepMember]], machine: Machine
+) -> Iterator[tuple[int, list[Any]]]:
     """Iterate over the steps: lists of Gemms, or of members, each with its depth."""
+    inside, replaced = {member.node for _, member in ordered}, set[Node]()
     stages: dict[tuple[int, int], list[StepMember]] = {}
     for order, member in ordered:
         stages.setdefault(order, []).append(member)
@@ -305,10 +310,15 @@ def groups(ordered: Sequence[tuple[tuple[int, int], StepMember]]) -> Iterator[tu
         members = stages[order]
         if level == 0:
             # short sums first: the results of instructions before them then lie in ascending order
-            products = _equal(products_of([m.node for m in members]), gemm_signature)
+            gemms = []
+            for gemm in products_of([m.node for m in members]):
+                gemm, readers = narrowed(gemm, inside, machine)
+                replaced.update(readers)
+                gemms.append(gemm)
+            products = _equal(gemms, gemm_signature)
             found = sorted(products, key=lambda gemms: gemms[0].left.rows)
         else:
-            found = list(_equal(members, signature))
+            found = list(_equal([m for m in members if m.node not in replaced], signature))
         yield from ((depth, group) for group in found)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...ir.caches import per_program
 from ...ir.program import Loop
 from ...ir.storage import Storage
+from ...machine.machine import Machine
 from ..fused.fusion import fuse, track_units
 from ..fused.planner import share_nothing
 from ..fused.products import Factor, Gemm
@@ -89,7 +90,7 @@ def _planned(lowered: Lowered) -> DevicePlan:
 
 def plan_whole(lowered: Lowered, storages: Storages) -> DevicePlan:
     """Return the plan of all instructions of a program."""
-    windows = _Windows(storages)
+    windows = _Windows(storages, lowered.machine)
     with ExitStack() as trackers:
         for core, items in enumerate(lowered.items):
             tracker = trackers.enter_context(_tracking(storages))
@@ -110,7 +111,7 @@ def plan_units(lowered: Lowered, storages: Storages) -> DevicePlan | None:
     units = find_units(whole, 0, storages.written, storages.write_once)
     if units is None or len(units.units) > 1:
         return None
-    windows, repetitions = _Windows(storages), Repetitions.of(units.units[0])
+    windows, repetitions = _Windows(storages, lowered.machine), Repetitions.of(units.units[0])
     with _tracking(storages) as tracker:
         common, inside = track_units(tracker, whole, 0, units)
         for core, nodes in _by_core(lowered, common):
@@ -174,8 +175,8 @@ def _tracking(storages: Storages) -> Iterator[Tracker]:
 class _Windows:
     """Puts nodes into steps. The values of a window fit into a budget of memory."""
 
-    def __init__(self, storages: Storages):
-        self.storages, self.order = storages, LevelScheduler(storages)
+    def __init__(self, storages: Storages, machine: Machine):
+        self.storages, self.order, self.machine = storages, LevelScheduler(storages), machine
         self.steps: list[DeviceStep] = []
         self.times = 1  # repetitions that each step computes
         self.open: list[Any] = []
@@ -193,7 +194,7 @@ class _Windows:
             self.open.append(self.order.elements(node))
 
     def close(self) -> None:
-        for depth, group in groups(self.open):
+        for depth, group in groups(self.open, self.machine):
             kind = BatchedGemm if group[0].__class__ is Gemm else Batch
             self.steps.append(kind(group, (self.order.window, depth), self.times))
         self.open, self.held = [], 0
