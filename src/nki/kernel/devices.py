@@ -157,7 +157,10 @@ class Started(NamedTuple):
             target.copy_(new if new.dtype == target.dtype else new.view(target.dtype))
         if not returns:
             return [None]
-        return [replace_leaves(self.program.result, View, lambda view: self._returned(view, found))]
+        result = self.program.result
+        if isinstance(result, View):  # as most often: there is no structure to go through
+            return [self._returned(result, found)]
+        return [replace_leaves(result, View, lambda view: self._returned(view, found))]
 
     def _returned(self, view: View, found: Mapping[Storage, Any]) -> Any:
         own = self.originals.get(view.storage)

@@ -11,7 +11,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from ..ir.program import Program
-from .arguments import bind
+from .arguments import Arguments, bind
 from .cache import programs
 from .devices import Started, replay
 from .run import Call
@@ -29,8 +29,11 @@ class LastCall(NamedTuple):
 _last: dict[int, LastCall] = {}  # by the id of the kernel's function
 
 
-def start_early(kernel: Any, args: tuple, kwargs: dict[str, Any]) -> Started | None:
-    """Repeat the last call of a kernel on the tensors of this one, if its arguments are equal to those."""
+def start_early(kernel: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Arguments, Started] | None:
+    """Repeat the last call of a kernel on the tensors of this one, if its arguments are equal to those.
+
+    Returns these arguments and the run; or None.
+    """
     last = _last.get(id(kernel.func))
     if last is None or last.function() is not kernel.func or last.grid != kernel.grid:
         return None
@@ -39,7 +42,8 @@ def start_early(kernel: Any, args: tuple, kwargs: dict[str, Any]) -> Started | N
     if program is None or last.arguments != arguments.key:
         return None
     try:
-        return replay(program, [value for _, value, _ in arguments.tensors])
+        started = replay(program, [value for _, value, _ in arguments.tensors])
+        return None if started is None else (arguments, started)
     except RuntimeError:  # not a dense tensor, or no memory: the call itself reports it
         return None
 

@@ -29,7 +29,7 @@ from ..machine.machine import Machine
 from ..options import Options, choose_machine, from_environment
 from ..options import options as nki_options
 from ..tracebacks import hide_our_frames, hides_our_frames
-from .arguments import bind
+from .arguments import Arguments, bind
 from .arrays import TensorSpec, load_framework
 from .attempts import run_call, trace_call
 from .cache import CacheInfo, is_debugging, programs
@@ -41,6 +41,7 @@ from .staged import Returned, Staged, stage_call
 from .user_function import AnyKernel, named, plain, refuse_unfinished
 
 if TYPE_CHECKING:
+    from .devices import Started
     from .profile import Profile
 
 
@@ -166,9 +167,8 @@ class Kernel(AnyKernel, _Typed[P]):
     def _start(self, args: tuple, kwargs: dict) -> Any:
         for listener in tuple(listeners):
             listener(self, args, kwargs)
-        early = start_early(self, args, kwargs)
-        call = self.prepare(args, kwargs)
-        call.early = early
+        early = start_early(self, args, kwargs) if type(self) is Kernel else None
+        call = self.prepare(args, kwargs) if early is None else self._prepared(*early)
         framework = call.arguments.framework
         if framework is None:
             return run_call(call).result
@@ -237,19 +237,23 @@ class Kernel(AnyKernel, _Typed[P]):
         return programs.info(self.func)
 
     def prepare(self, args: tuple, kwargs: dict) -> Call:
-        """Bind and flatten the arguments; the one place where that is done."""
+        """Bind and flatten the arguments, and find how the call runs."""
+        return self._prepared(bind(self.__name__, self.func, self.__signature__, args, kwargs))
+
+    def _prepared(self, arguments: Arguments, early: Started | None = None) -> Call:
+        """Return a call of these arguments, which a GPU may have been asked for already."""
         options = from_environment()
         machine = choose_machine(self.target)
         self._check_degree(machine, options)
         if self.simulated:
             self._lint()
-        arguments = bind(self.__name__, self.func, self.__signature__, args, kwargs)
         debugging = is_debugging()
         key: Any = None
         if options.cache and not debugging and not observers.current():
             context = (self.grid, self.schedule, machine.name, options, current_world().size)
             key = programs.key(self.func, arguments.key, arguments.unknown, context)
-        return Call(self, options, machine, arguments, key, eager=debugging or not options.cache)
+        is_eager = debugging or not options.cache
+        return Call(self, options, machine, arguments, key, eager=is_eager, early=early)
 
     def _check_degree(self, machine: Machine, options: Options) -> None:
         if self.lnc not in machine.lnc_degrees:
