@@ -134,6 +134,7 @@ def replaced(text, pattern, new):
         (r"\Z", "\ntrips(2, [140737488355327])"),
         (r"\Z", "\nline(-1, 1, 'x', 'y')"),
         (r"\Z", "\nresult(record('X', __class__=1))"),
+        (r"\Z", r"\nresult(record('\\x1b[2J', a=1))"),
         (r"\Z", "\nresult(scalar('O', '00'))"),
         (r"\Z", "\nresult(scalar('float32', '0000'))"),
         (r"\Z", "\nresult(().__class__.__bases__[0].__subclasses__())"),

@@ -125,7 +125,7 @@ class ValueReader:
             if any(name.startswith("__") for name in kwargs):
                 raise Damaged("a field that Python uses")
             made = RECORDS.get(as_text(args[0]))
-            return Record.named(as_text(args[0]), kwargs) if made is None else made(**kwargs)
+            return Record.named(as_name(args[0]), kwargs) if made is None else made(**kwargs)
         raise Damaged(f"{name} makes no value")
 
 
