@@ -16,7 +16,8 @@ from nki.machine.operators import OPERATORS
 
 from . import state as run
 from .failures import failure
-from .indices import Box, Index, IndexMask, MaskLike, Where, full, product, rows_of, where
+from .indices import Box, Index, IndexMask, full, product
+from .masks import MaskLike, Where, rows_of, where
 from .operators import FUNCTIONS
 from .regions import empty_of, fitted, move
 from .tensor import PendingValue, Tensor, Updated, Whole, broadcast

@@ -19,7 +19,7 @@ from . import state as run
 from .assignment import fill
 from .compiler import PlacedBuffer
 from .failures import failure
-from .indices import MaskLike, where
+from .masks import MaskLike, where
 from .regions import new_tile
 from .tensor import Tensor, Whole
 from .types import DTypeLike, float32, new_dtype

@@ -16,7 +16,7 @@ from nki.machine.operators import OPERATORS, Operator
 
 from . import state as run
 from .assignment import write
-from .indices import MaskLike
+from .masks import MaskLike
 from .operands import cast, common_shape, cut, in_sbuf, operand_of, ranked, result_dtype, tile_of
 from .operators import FUNCTIONS
 from .regions import fitted

@@ -12,8 +12,9 @@ from nki.isa.enums import dge_mode, oob_mode
 from nki.machine import dtypes
 
 from . import state as run
-from .indices import Box, MaskLike
-from .indices import where as mask_of
+from .indices import Box
+from .masks import MaskLike
+from .masks import where as mask_of
 from .operands import cut, in_sbuf, operator_of, tile_of
 from .regions import IndexedRegion, fitted, move
 from .tensor import IndexedTensor, Tensor, value

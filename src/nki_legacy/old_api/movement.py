@@ -15,8 +15,9 @@ from nki.language.operands import is_number
 from . import state as run
 from .assignment import fill, write
 from .failures import failure
-from .indices import Box, MaskLike, rows_of
-from .indices import where as mask_of
+from .indices import Box
+from .masks import MaskLike, rows_of
+from .masks import where as mask_of
 from .operands import common_shape, in_sbuf, operand_of, operator_of, result_dtype, stretched, tile_of
 from .operators import FUNCTIONS
 from .regions import copy_pieces, empty_of, fitted, move

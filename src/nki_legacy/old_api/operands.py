@@ -18,7 +18,8 @@ from nki.machine.operators import OPERATORS, Operator
 from nki.machine.operators import resolve as resolve_new
 
 from .assignment import constant_tile
-from .indices import Box, Index, Where
+from .indices import Box, Index
+from .masks import Where
 from .regions import empty_of, fitted
 from .tensor import Tensor
 from .types import DTypeLike, dtype_of_number, new_dtype, promote

@@ -12,8 +12,8 @@ from nki.machine.operators import OPERATORS, Operator
 from . import state as run
 from .elementwise import ELEMENTWISE, named
 from .failures import failure
-from .indices import MaskLike, Where
-from .indices import where as mask_of
+from .masks import MaskLike, Where
+from .masks import where as mask_of
 from .operands import tile_of, without
 from .regions import empty_of, fitted
 from .tensor import Whole, value

@@ -14,7 +14,8 @@ from nki.machine.dtypes import DTypeLike
 from nki.machine.operators import OPERATORS, Operator
 
 from . import state as run
-from .indices import Box, MaskLike
+from .indices import Box
+from .masks import MaskLike
 from .operands import column_of, cut, operator_of, operator_or_none, result_dtype, rows_in, tile_of
 from .regions import empty_of
 from .tensor import Tensor, value

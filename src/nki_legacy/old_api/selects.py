@@ -15,7 +15,8 @@ from nki.machine.operators import OPERATORS
 from . import state as run
 from .assignment import constant_tile
 from .creation import full
-from .indices import Box, Index, IndexMask, MaskLike
+from .indices import Box, Index, IndexMask
+from .masks import MaskLike
 from .operands import cast, column_of, cut, in_sbuf, iota_into, operator_of, result_dtype, rows_in, tile_of
 from .tensor import Tensor, value
 from .types import DTypeLike, new_dtype

@@ -22,9 +22,10 @@ from nki.machine.operators import Operator
 
 from . import state as run
 from .failures import failure
-from .indices import Box, Index, IndexGrid, MaskLike, Where, full, product, where
+from .indices import Box, Index, IndexGrid, full, product
 from .keys import RowNumbers, form_of, region_of, repeated_region
 from .loops import Loop
+from .masks import MaskLike, Where, where
 from .operators import FUNCTIONS, Operators
 from .regions import IndexedRegion, as_rows, empty_of, fitted, gather, move, reshaped
 from .types import DTypeLike, new_dtype, old_dtype

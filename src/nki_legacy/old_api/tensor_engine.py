@@ -16,8 +16,9 @@ from nki.machine.memories import PSUM, SBUF
 
 from . import state as run
 from .failures import failure
-from .indices import Box, IndexMask, MaskLike
-from .indices import where as mask_of
+from .indices import Box, IndexMask
+from .masks import MaskLike
+from .masks import where as mask_of
 from .operands import cast, in_sbuf, tile_of
 from .operators import FUNCTIONS
 from .reductions import boxed

@@ -16,8 +16,9 @@ from nki.machine.dtypes import DType
 from nki.machine.memories import PSUM
 
 from . import state as run
-from .indices import Box, MaskLike
-from .indices import where as mask_of
+from .indices import Box
+from .masks import MaskLike
+from .masks import where as mask_of
 from .operands import (
     cast,
     column_of,
