@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ..reference.settings import importing
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 _pools: dict[int, ThreadPoolExecutor] = {}
 
@@ -56,18 +57,35 @@ def run_parts(parts: Sequence[Callable[[], None]], threads: int) -> None:
                     problems.append(problem)
                     left.clear()
 
-    helpers = [pool.submit(work) for _ in range(min(threads, len(parts)) - 1)]
-    work()
+    helpers: list[Future[None]] = []
+    try:
+        for _ in range(min(threads, len(parts)) - 1):
+            helpers.append(pool.submit(work))
+        work()
+    except BaseException as problem:  # an interrupt between two parts
+        problems.append(problem)
+        left.clear()
     for helper in helpers:
-        if not helper.cancel():  # it has begun
-            helper.result()
+        while not helper.cancel() and not helper.done():
+            with _noting(problems):
+                helper.result()
     if problems:
         raise problems[0]
+
+
+@contextmanager
+def _noting(problems: list[BaseException]) -> Iterator[None]:
+    """Note an interrupt that comes while others are waited for: they use the arrays of this run."""
+    try:
+        yield
+    except BaseException as problem:
+        problems.append(problem)
 
 
 def run_concurrently(programs: Sequence[Callable[[], None]]) -> None:
     """Run programs at the same time, each on its own thread; raise the first error when all have ended."""
     problems: list[BaseException | None] = [None] * len(programs)
+    interrupts: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
@@ -80,8 +98,10 @@ def run_concurrently(programs: Sequence[Callable[[], None]]) -> None:
         thread.start()
     run(0)
     for thread in others:
-        thread.join()
-    for problem in problems:
+        while thread.is_alive():
+            with _noting(interrupts):
+                thread.join()
+    for problem in (*problems, *interrupts):
         if problem is not None:
             raise problem
 
