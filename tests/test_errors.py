@@ -468,3 +468,23 @@ def test_kernel_functions_outside_a_kernel_raise_no_kernel(action):
 def test_what_needs_no_kernel_works_without_one():
     assert nl.float32 == "float32" and nl.sbuf and nl.tile_size.pmax == 128 and nl.is_sbuf(nl.sbuf)
     assert nl.ds(1, 2) == nl.ds(1, 2) and nisa.get_nc_version() == 4
+
+
+def test_lines_of_equal_codes_are_those_of_their_files():
+    text = "def f(x):\n{}    y = x\n    return y\n"
+    codes = [compile(text.format(gap), "a.py", "exec").co_consts[0] for gap in ("", "\n", "\n\n")]
+    assert [Site(code, len(code.co_code) - 2).lineno for code in codes] == [3, 4, 5]
+
+
+def test_equal_kernels_of_two_files_are_told_apart():
+    text = (
+        "def kernel(x):\n"
+        "    mine = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name='mine')\n"
+        "    nisa.dma_copy(mine, x)\n"
+        "    return mine if nl.program_id(0) == 0 else x\n"
+    )
+    for name in ("one.py", "other.py"):
+        names = {"nl": nl, "nisa": nisa}
+        exec(compile(text, name, "exec"), names)
+        with pytest.raises(nki.NkiError, match=rf"return different tensors\n  --> {name}:4"):
+            nki.jit(names["kernel"])[2](np.zeros((2, 2), np.float32))

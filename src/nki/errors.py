@@ -12,7 +12,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 
@@ -69,8 +69,20 @@ class SourceLine(NamedTuple):
         return f"{self.filename.rsplit('/', 1)[-1]}:{self.lineno}"
 
 
-@lru_cache(maxsize=65536)
 def _line_number(code: types.CodeType, lasti: int) -> int:
+    """Return the line of an instruction. Codes of two files may be equal, so it is known by identity."""
+    known = _LINES.get((id(code), lasti))
+    if known is None:
+        if len(_LINES) >= _MOST_SITES:
+            _LINES.clear()
+        known = _LINES[id(code), lasti] = (_find_line(code, lasti), code)
+    return known[0]
+
+
+_LINES: dict[tuple[int, int], tuple[int, types.CodeType]] = {}  # the code is held: no other gets its identity
+
+
+def _find_line(code: types.CodeType, lasti: int) -> int:
     for start, end, line in code.co_lines():
         if start <= lasti < end and line is not None:
             return line
