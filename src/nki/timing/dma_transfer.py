@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from math import fsum
 from typing import Any, NamedTuple
 
 from ..ir.descriptors import kind
@@ -51,7 +52,7 @@ class DmaTransfer:
         """The work of all DMA engines on it; added up once for all transfers of one signature."""
         if self._packet_ns is None:
             moved = self.payload_ns[:-1] if self.mode == RANKS else self.payload_ns
-            self._packet_ns = sum(ns for _, ns in moved)
+            self._packet_ns = fsum(ns for _, ns in moved)
         return self._packet_ns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import fsum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ class Timeline:
     @cached_property
     def packet_ns(self) -> float:
         """Sum of DMA packet durations over all engines."""
-        return sum(t.packet_ns for core in self.cores for t in core.transfers.values())
+        return fsum(t.packet_ns for core in self.cores for t in core.transfers.values())
 
     # ---- work ------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import fsum
 
 import numpy as np
 
@@ -38,8 +39,8 @@ def share_copies(core: Compilation) -> int:
     for (default, other), copies in groups.items():
         if work[default.name] < max(work.values()):
             continue  # something else decides
-        here = sum(held_ns(machine, items[n].instruction) for n in copies)
-        there = sum(held_ns(machine, replace_engine(items[n].instruction, other)) for n in copies)
+        here = fsum(held_ns(machine, items[n].instruction) for n in copies)
+        there = fsum(held_ns(machine, replace_engine(items[n].instruction, other)) for n in copies)
         part = min(1.0, (work[default.name] - work[other.name]) / (here + there))
         owed = 0.0  # spread evenly, so that both engines have some of it all the time
         for number in copies:
