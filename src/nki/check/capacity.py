@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ir.columns import Columns, Numbers
 from ..ir.items import Diagnostic
-from ..ir.liveness import Lifetime, Peak, lifetimes, peak
+from ..ir.liveness import Lifetime, Peak, lifetimes, live_bytes, peak
 from ..ir.program import Program
 from ..ir.statistics import Statistics
 from ..ir.storage import Storage
@@ -97,10 +97,7 @@ def _live(columns: Columns, sizes: Numbers, always: np.ndarray) -> int:
     first[columns.storage[::-1]], last[columns.storage] = positions[::-1], positions
     first[always] = 0
     last[always] = length - 1
-    changes = np.zeros(length + 1, np.int64)
-    np.add.at(changes, first, sizes)
-    np.subtract.at(changes, last + 1, sizes)
-    return int(changes.cumsum().max())
+    return int(live_bytes(first, last, sizes, length + 1).max())
 
 
 def _overflow(memory: MemoryRegion, peak: Peak, limit: int, machine: Machine, core: int) -> Diagnostic:

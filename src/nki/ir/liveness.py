@@ -120,7 +120,10 @@ def levels(lives: Iterable[tuple[Lifetime, int]], also: Iterable[int] = ()) -> l
 
 
 def live_bytes(
-    first: Sequence[int], last: Sequence[int], sizes: Sequence[int], length: int = 0
+    first: Sequence[int] | np.ndarray,
+    last: Sequence[int] | np.ndarray,
+    sizes: Sequence[int] | np.ndarray,
+    length: int = 0,
 ) -> np.ndarray:
     """Return the number of live bytes at each of at least `length` positions, given lifetimes and sizes."""
     begins, ends = np.array(first, np.int64), np.array(last, np.int64) + 1

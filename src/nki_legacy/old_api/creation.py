@@ -57,7 +57,7 @@ def ndarray(shape: Any, dtype: DTypeLike, *, buffer: Any = None, name: str = "",
         )
     tile = tile if len(tile) > 1 else (*tile, 1)
     blocks, nbytes = np.empty(outer, object), prod(tile[1:]) * kind.itemsize
-    addresses: dict[tuple[int, ...], tuple[int, int] | None] = {}
+    addresses: run.Addresses = {}
     if isinstance(buffer, PlacedBuffer):
         site = user_site()
         addresses = current.body.first(

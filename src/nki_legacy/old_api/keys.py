@@ -104,9 +104,10 @@ class NewRegion(IndexedRegion):
 
     def pieces(self, box: Box | None = None) -> list[Piece]:
         found = super().pieces(box)
-        form, starts = form_of(self.key)
-        if box is None and len(found) == 1 and form is not None and self.tensor.plain is not None:
-            _KNOWN.put((self.tensor.sig, *form), KnownView(self, found[0], starts))
+        if box is None and len(found) == 1 and self.tensor.plain is not None:
+            form, starts = form_of(self.key)
+            if form is not None:
+                _KNOWN.put((self.tensor.sig, *form), KnownView(self, found[0], starts))
         return found
 
 
@@ -119,7 +120,7 @@ class RepeatedRegion(IndexedRegion):
         self.rows, self.skips = None, False
 
     @property
-    def indices(self) -> list[Index]:  # type: ignore[override]
+    def indices(self) -> Sequence[Index]:
         return region_of(self.tensor, self.key).indices
 
     def pieces(self, box: Box | None = None) -> list[Piece]:

@@ -34,11 +34,16 @@ class IndexedRegion:
     ):
         self.tensor = tensor
         self.shape = tuple(shape)
-        self.indices = [index.spread(self.shape) for index in indices]
+        self._indices = [index.spread(self.shape) for index in indices]
         self.rows = rows  # the dimension that a tile of row numbers indexes, and the tile
         self.skips = False  # rows out of bounds are skipped, not refused
         column = tensor.on_chip and len(self.shape) == 1
         self.tile_shape = Shape((*self.shape, 1) if column else self.shape)
+
+    @property
+    def indices(self) -> Sequence[Index]:
+        """One index per dimension of the tensor, each with the shape of the region."""
+        return self._indices
 
     def pieces(self, box: Box | None = None) -> list[Piece]:
         """Views of the tensor that together are the positions of a box."""

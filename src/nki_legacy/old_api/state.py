@@ -9,21 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any
 
 from nki.errors import Site, user_site
 from nki.ir.caches import LRUCache
 
 from .failures import failure
 
-A = TypeVar("A")
+Addresses = dict[tuple[int, ...], tuple[int, int] | None]  # of the tiles of an allocation, by block
 
 
 class LoopBody:
     """The addresses that the first iteration gave, and the loops inside, in the order of their appearance."""
 
     def __init__(self) -> None:
-        self.addresses: dict[tuple[Hashable, int], object] = {}
+        self.addresses: dict[tuple[Hashable, int], Addresses] = {}
         self.inner: list[LoopBody] = []
         self.begin()
 
@@ -39,13 +39,13 @@ class LoopBody:
         self.entered += 1
         return self.inner[self.entered - 1]
 
-    def first(self, place: Hashable, compute: Callable[[], A]) -> A:
+    def first(self, place: Hashable, compute: Callable[[], Addresses]) -> Addresses:
         """Return what the first iteration computed at a place in the code."""
         key = (place, self.seen[place])
         self.seen[place] += 1
         if key not in self.addresses:
             self.addresses[key] = compute()
-        return self.addresses[key]  # type: ignore[return-value]
+        return self.addresses[key]
 
 
 class RunState:
@@ -168,11 +168,11 @@ def about_to_be_assigned() -> bool:
     site = user_site(2)
     if site is None:
         return False
-    known = _SITES.get(site.key)
+    known = _ASSIGNED.get(site.key)
     if known is None:
         known = (_is_assigned(site.code, site.lasti), site)
-        _SITES.put(site.key, known)
+        _ASSIGNED.put(site.key, known)
     return known[0]
 
 
-_SITES: LRUCache[tuple, tuple[bool, Site]] = LRUCache(1 << 16)  # a site holds its code
+_ASSIGNED: LRUCache[tuple, tuple[bool, Site]] = LRUCache(1 << 16)  # a site holds its code

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import fsum
 
-import numpy as np
-
 from ...ir.instruction import Instruction
 from ...ir.rewriting import replace_engine
 from ...ir.view import View
@@ -106,8 +104,8 @@ def _work(machine: Machine, items: Sequence[Entry]) -> dict[str, float]:
     for name, ns in found:
         work[name] += ns
     if machine.dma_default_mode == "software":
-        triggers = np.full(sum(name == "dma" for name, _ in found), machine.swdge_spacing_ns)
-        work["dma"] = max(work["dma"], float(np.cumsum(triggers).max(initial=0.0)))
+        triggers = sum(name == "dma" for name, _ in found)
+        work["dma"] = max(work["dma"], triggers * machine.swdge_spacing_ns)
     return work
 
 
