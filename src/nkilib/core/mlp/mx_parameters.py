@@ -29,7 +29,6 @@ from nkilib.core.utils.mx_layout import (
     TILE,
     as_words,
     contraction_rows,
-    has_even_lanes,
 )
 from nkilib.core.utils.tile_sizes import PMAX
 
@@ -99,11 +98,6 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     )
     check_hidden(p, n_prgs)
     inner, size, tiles = intermediate_size(p), hidden_size(p), p.up.weight.shape[1]
-    kernel_assert(
-        has_even_lanes(inner),
-        f"up_proj_weights_tensor: got I = {inner}, allowed with MX are multiples of 8, or other even ones "
-        "that are no multiples of 4",
-    )
     middle = (down_rows(p), div_ceil(inner, TILE))
     if not p.skip_gate:
         check_linear("gate", p, p.gate, (PMAX, tiles, inner), (middle[0], middle[1], LANES))

@@ -56,7 +56,3 @@ def block_column(size: int, block: int) -> int:
     """Where block 4 t + q begins, which is lane q of tile t of a contraction."""
     tile = block // LANES
     return tile * TILE + block % LANES * lane_columns(size, tile)
-
-
-def has_even_lanes(size: int) -> bool:
-    return size % 2 == 0 and lane_columns(size) % 2 == 0 and lane_columns(size, (size - 1) // TILE) % 2 == 0

@@ -101,6 +101,15 @@ def test_tokens_may_be_odd_and_the_intermediate_size_ragged(lnc, tokens, inner):
 
 
 @each_lnc
+@each_format
+@pytest.mark.parametrize("tokens, inner", [(4, 180), (34, 692), (3, 601), (1, 7)])
+def test_lanes_may_have_an_odd_number_of_columns(lnc, form, tokens, inner):
+    x, words, scales, weights = layer(tokens, 512, inner, form)
+    y = run(mlp, x, *words, lnc=lnc, on="trn3", quantization_type=MX, **scales)[0]
+    agree(y[0], expected(x[0], weights))
+
+
+@each_lnc
 def test_norm_residual_biases_and_limits_as_without_mx(lnc):
     x, words, scales, weights = layer(4, 512, 640)
     add, gamma = random(x.shape, "bfloat16", 7), random((1, 512), "bfloat16", 8)

@@ -39,7 +39,8 @@ def test_all_local_experts_take_all_tokens(lnc, form):
 @each_lnc
 @each_way
 @pytest.mark.parametrize(
-    "tokens, inner, experts", [(1, 64, 3), (2, 360, 3), (2, 640, 3), (130, 90, 1), (3, 730, 2)]
+    "tokens, inner, experts",
+    [(1, 64, 3), (2, 360, 3), (2, 640, 3), (130, 90, 1), (3, 730, 2), (3, 180, 2), (2, 692, 2), (1, 333, 2)],
 )
 def test_sizes_may_be_ragged(lnc, all_expert, tokens, inner, experts):
     if tokens > 128 and not all_expert:
@@ -51,9 +52,10 @@ def test_sizes_may_be_ragged(lnc, all_expert, tokens, inner, experts):
 
 @each_lnc
 @each_way
-def test_biases_limits_activation_and_masks(lnc, all_expert):
-    case = Experts(4, 512, 640, 2, 1)
-    flat = random((2, 2, 640), "float32", 5)
+@pytest.mark.parametrize("inner", [640, 180])
+def test_biases_limits_activation_and_masks(lnc, all_expert, inner):
+    case = Experts(4, 512, inner, 2, 1)
+    flat = random((2, 2, inner), "float32", 5)
     places = case.columns
     tiled = np.where(places >= 0, flat[:, :, places], 0)  # expert, half, tile, row, lane
     bias = (flat, random((2, 512), "float32", 6))
