@@ -65,6 +65,22 @@ class Columns:
         first = (np.cumsum(counts) - counts)[self.signature] - (np.cumsum(self.views) - self.views)
         return np.arange(len(self.storage)) + np.repeat(first, self.views)
 
+    def lives(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the storages that hardware uses, by first use, and the first and last positions of each.
+
+        Positions count the instructions that hardware has, from 1.
+        """
+        on_hardware = np.array([not sample.simulator_only for sample in self.samples], np.bool_)
+        counted = on_hardware[self.signature]
+        positions: Numbers = np.repeat(np.cumsum(counted, dtype=np.int64), self.views)
+        chosen = np.repeat(counted, self.views)
+        storage, positions = self.storage[chosen], positions[chosen]
+        numbers, first_use = np.unique(storage, return_index=True)
+        last = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+        last[storage] = positions  # of equal indices the last counts
+        order = np.argsort(first_use)
+        return numbers[order], positions[first_use[order]], last[numbers[order]]
+
 
 class ProgramColumns:
     """The columns of each core of a program, made when they are asked for."""
@@ -83,6 +99,10 @@ class ProgramColumns:
                 items = [*walk(items)]
             found = self._found[core] = Columns(items, self.numbers)
         return found
+
+    def of_run(self, instructions: Sequence[Instruction]) -> Columns:
+        """Return the columns of instructions of the program in the order of a run."""
+        return Columns(instructions, self.numbers)
 
     @cached_property
     def has_loops(self) -> list[bool]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF, MemoryRegion
+from .columns import Columns
 from .instruction import Instruction
 from .items import Item, Loop
 from .storage import Storage
@@ -276,17 +277,23 @@ class TileLifetimes:
             tiles = (life, storage.taken(self.machine), (storage,))
             self.closed[storage.buffer].append(tuple.__new__(LiveTiles, tiles))  # there are many
 
-    def add(self, instructions: Iterable[Instruction]) -> None:
-        """Add the lifetimes of the tiles of a whole recorded program: of those that are live at its peaks."""
-        begins, ends = first_and_last(instructions)
-        for memory in self.closed:
-            tiles = [storage for storage in begins if storage.buffer is memory]
-            firsts, lasts = list(map(begins.__getitem__, tiles)), list(map(ends.__getitem__, tiles))
+    def add(self, columns: Columns, storages: Sequence[Storage]) -> None:
+        """Add the lifetimes of the tiles of a whole recorded program: of those that are live at its peaks.
+
+        `storages` has those of the program by number.
+        """
+        numbers, firsts, lasts = columns.lives()
+        used = [storages[number] for number in numbers.tolist()]
+        buffers = {memory: np.array([s.buffer is memory for s in used], np.bool_) for memory in self.closed}
+        for memory, chosen in buffers.items():
+            tiles = [tile for tile in used if tile.buffer is memory]
             sizes = [tile.taken(self.machine) if tile.address is None else 0 for tile in tiles]
-            at = int(live_bytes(firsts, lasts, sizes).argmax())
-            for tile, first, last in zip(tiles, firsts, lasts, strict=True):
-                if tile.address is not None or first <= at <= last:
-                    self._close(tile, Lifetime(first, last))
+            first, last = firsts[chosen], lasts[chosen]
+            at = int(live_bytes(first, last, sizes).argmax())
+            placed = np.array([tile.address is not None for tile in tiles], np.bool_)
+            (live,) = np.nonzero(placed | (first <= at) & (at <= last))
+            for i in live.tolist():
+                self._close(tiles[i], Lifetime(int(first[i]), int(last[i])))
 
     def close_all(self) -> None:
         """End all lifetimes."""

@@ -8,7 +8,7 @@ reader derives from one lives in a cache of the reader.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -17,7 +17,7 @@ import numpy as np
 from ..machine.generations import find
 from ..machine.machine import Machine
 from .caches import cached_property
-from .columns import ProgramColumns
+from .columns import Columns, ProgramColumns
 from .effects import Effects, effects
 from .hooks import hooks
 from .instruction import Instruction, State
@@ -158,7 +158,10 @@ class Program:
 
     def statistics(self) -> Statistics:
         """Count instructions, traffic and live bytes; a loop's body counts once, or its `trips`."""
-        return Statistics.of(self.machine, [[i for i, _ in items] for items in self.unrolled()])
+        cores: Iterable[Columns] = map(self.columns.of, range(len(self.cores)))
+        if self.loops:
+            cores = [self.columns.of_run([i for i, _ in items]) for items in self.unrolled()]
+        return Statistics.of(self.machine, cores, self.columns.storages)
 
     def run(self, *arrays: object) -> Any:
         """Return what the kernel returns for these values of its tensor parameters, in order."""

@@ -30,6 +30,7 @@ def replace_views(instruction: Instruction, change: Callable[[View], View]) -> I
         value = getattr(new, name)
         if isinstance(value, View):
             setattr(new, name, change(value))
+    new.access = OperandAccess.of(new)  # instructions that share it have one signature
     return new
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+
+import numpy as np
 
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF, MemoryRegion
+from .columns import Columns, Numbers
 from .instruction import Instruction
 from .liveness import Peak, TileLifetimes
 from .storage import Storage
@@ -60,14 +62,13 @@ class Statistics:
             if isinstance(view, View):
                 nbytes = view.nbytes
                 self.dma_bytes += nbytes
-                self._count_hbm(view, nbytes, self.hbm_write_bytes)
+                self._count_hbm(view.storage, nbytes, self.hbm_write_bytes)
         for i in instruction.read_at:
             view = operands[i]
             if isinstance(view, View):
-                self._count_hbm(view, view.nbytes, self.hbm_read_bytes)
+                self._count_hbm(view.storage, view.nbytes, self.hbm_read_bytes)
 
-    def _count_hbm(self, view: View, nbytes: int, bytes_by_name: Counter[str]) -> None:
-        storage = view.storage
+    def _count_hbm(self, storage: Storage, nbytes: int, bytes_by_name: Counter[str]) -> None:
         if storage.on_chip:
             return
         label = storage.name or _label(storage)
@@ -91,28 +92,29 @@ class Statistics:
         self._cores[core].end_loop(number, self.instructions)
 
     @staticmethod
-    def of(machine: Machine, programs: Iterable[Iterable[Instruction]]) -> Statistics:
-        """Return the counts of recorded programs, one for each core."""
+    def of(machine: Machine, cores: Iterable[Columns], storages: Sequence[Storage]) -> Statistics:
+        """Return the counts of recorded programs, one for each core, given the storages by number."""
         statistics = Statistics(machine)
-        for core, program in enumerate(programs):
-            statistics._add([i for i in program if not i.simulator_only], core)
+        for core, columns in enumerate(cores):
+            statistics._add(columns, storages, core)
         return statistics
 
-    def _add(self, instructions: Sequence[Instruction], core: int) -> None:
-        """Add the recorded instructions of a core."""
-        self.instructions += len(instructions)
-        self.by_instruction.update(map(attrgetter("public"), instructions))
+    def _add(self, columns: Columns, storages: Sequence[Storage], core: int) -> None:
+        """Add the recorded instructions of a core: those of one signature at once."""
+        counts = np.bincount(columns.signature, minlength=len(columns.samples)).tolist()
+        for sample, count in zip(columns.samples, counts, strict=True):
+            if sample.simulator_only:
+                continue
+            self.instructions += count
+            self.by_instruction[sample.public] += count
+            if isinstance(sample, TransferInstruction):
+                self.dma_transfers += count
+                self.dma_bytes += count * sum(view.nbytes for _, view in _transferred(sample, "write_at"))
         tiles = self._cores[core] = TileLifetimes(self.machine)
-        tiles.add(instructions)
-        kinds = {i.__class__ for i in instructions}
-        moving = {kind for kind in kinds if issubclass(kind, TransferInstruction)}
-        transfers = [i for i in instructions if i.__class__ in moving]
-        self.dma_transfers += len(transfers)
-        for view, count in _distinct((i, i.write_at) for i in transfers):
-            self.dma_bytes += count * view.nbytes
-            self._count_hbm(view, count * view.nbytes, self.hbm_write_bytes)
-        for view, count in _distinct((i, i.read_at) for i in transfers):
-            self._count_hbm(view, count * view.nbytes, self.hbm_read_bytes)
+        tiles.add(columns, storages)
+        for at, bytes_by_name in (("write_at", self.hbm_write_bytes), ("read_at", self.hbm_read_bytes)):
+            for number, nbytes in _moved(columns, at):
+                self._count_hbm(storages[number], nbytes, bytes_by_name)
 
     def finish(self) -> None:
         """End the lifetimes of all tiles."""
@@ -151,12 +153,45 @@ class Statistics:
         return {name: read / self._hbm_sizes[name] for name, read in self.hbm_read_bytes.items()}
 
 
-def _distinct(at: Iterable[tuple[Instruction, Sequence[int]]]) -> Iterator[tuple[View, int]]:
-    """Yield tensors among these operands: one of equal ones in HBM, or of equal tiles, and how many."""
-    views = [v for i, numbers in at for v in map(i.operands().__getitem__, numbers) if isinstance(v, View)]
-    keys = [(None if v.storage.on_chip else v.storage, v._sig or v.sig) for v in views]
-    some = dict(zip(keys, views, strict=True))
-    return ((some[key], count) for key, count in Counter(keys).items())
+def _transferred(sample: Instruction, at: str) -> list[tuple[int, View]]:
+    """Return the operands that a transfer writes or reads, each with its place among the views."""
+    if not isinstance(sample, TransferInstruction) or sample.simulator_only:
+        return []
+    operands = sample.operands()
+    counts = [_view_count(value) for value in operands]
+    return [(sum(counts[:i]), operands[i]) for i in getattr(sample, at) if counts[i]]
+
+
+def _view_count(operand: object) -> int:
+    """Return how many views of `Instruction.views` an operand is: its index tile is one more."""
+    if not isinstance(operand, View):
+        return 0
+    indirect = operand.indirection is not None and isinstance(operand.indirection.index, View)
+    return 2 if indirect else 1
+
+
+def _moved(columns: Columns, at: str) -> Iterator[tuple[int, int]]:
+    """Yield the tensors in HBM that transfers write or read, by first use, and how many bytes of each."""
+    found = [
+        [(place, view.nbytes) for place, view in _transferred(sample, at) if not view.on_chip]
+        for sample in columns.samples
+    ]
+    first_view = np.cumsum(columns.views) - columns.views
+    rows: list[Numbers] = []
+    for k in range(max(map(len, found), default=0)):
+        some = [one[k] if len(one) > k else (-1, 0) for one in found]
+        place, nbytes = np.array(some, np.int64).T[:, columns.signature]
+        (instructions,) = np.nonzero(place >= 0)
+        views = (first_view + place)[instructions]
+        rows.append(np.stack([views, columns.storage[views], nbytes[instructions]]))
+    if rows:
+        joined = np.concatenate(rows, axis=1)
+        _, storage, nbytes = joined[:, np.argsort(joined[0], kind="stable")]
+        numbers, first, which = np.unique(storage, return_index=True, return_inverse=True)
+        sums = np.zeros(len(numbers), np.int64)
+        np.add.at(sums, which, nbytes)
+        for i in np.argsort(first).tolist():
+            yield int(numbers[i]), int(sums[i])
 
 
 def _label(storage: Storage) -> str:

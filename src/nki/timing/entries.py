@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..ir.effects import Effects, effects
 from ..ir.instruction import Instruction
+from ..ir.operand_access import OperandAccess
 
 
 class Entry(NamedTuple):
@@ -24,6 +25,7 @@ class SignatureNumbers:
 
     def __init__(self) -> None:
         self._known: dict[tuple, int] = {}
+        self._accesses: dict[int, OperandAccess] = {}  # of replaced instructions
 
     def of(self, instruction: Instruction) -> int:
         return self._known.setdefault(instruction.key(), len(self._known))
@@ -49,4 +51,6 @@ class SignatureNumbers:
 
     def replaced(self, item: Entry, instruction: Instruction) -> Entry:
         """Return the entry of another instruction at the same position."""
-        return Entry(instruction, item.at, effects(instruction), self.of(instruction))
+        number = self.of(instruction)
+        instruction.access = self._accesses.setdefault(number, instruction.access)
+        return Entry(instruction, item.at, effects(instruction), number)
