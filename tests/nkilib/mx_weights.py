@@ -24,8 +24,7 @@ def places_of_columns(inner):
     rows = min(128, -(-inner // 32) * 8)
     tiles = []
     for start in range(0, inner, 512):
-        left = min(512, inner - start)
-        width = left // 4 if left % 4 == 0 else -(-left // 32) * 8  # what is left up to 8 rows is padding
+        width = 2 * -(-min(512, inner - start) // 8)  # a quarter, but even; up to 8 rows the rest is padding
         p, q = np.ogrid[:rows, :4]
         places = start + width * q + p
         tiles.append(np.where((places < inner) & (p < width), places, -1))

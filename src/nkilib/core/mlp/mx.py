@@ -249,15 +249,15 @@ def project_blocks(
         for i in range(bank.shape[1]):
             sums.append(bank[:, i, :])
     inner = intermediate_size(p)
-    column = block_column(inner, first)
+    width, column = lane_columns(inner, first // LANES), block_column(inner, first)
     by_weight = linear.scale if p.quantization == QuantizationType.MX else None
     weights = MxWeights(linear.weight, by_weight, p.mx_by_tile)
     if linear.stream is not None:
         linear.stream.begin(column)
-    project_features_mx(x, weights, sums, column, rows, linear.stream)
+    project_features_mx(x, weights, sums, column, width, linear.stream)
     values, at = [], first
     for bank in banks:
-        values.append(finished(p, linear, scale, bank[0:rows], at, x.factors))
+        values.append(finished(p, linear, scale, bank, at, x.factors))
         keep_features(p, linear, values[len(values) - 1], block_column(inner, at))
         at = at + bank.shape[1]
     return values

@@ -98,6 +98,7 @@ def check_mx(p: MLPParameters, n_prgs: int) -> None:
     )
     check_hidden(p, n_prgs)
     inner, size, tiles = intermediate_size(p), hidden_size(p), p.up.weight.shape[1]
+    kernel_assert(inner % 2 == 0, f"up_proj_weights_tensor: got I = {inner}, allowed with MX are even ones")
     middle = (down_rows(p), div_ceil(inner, TILE))
     if not p.skip_gate:
         check_linear("gate", p, p.gate, (PMAX, tiles, inner), (middle[0], middle[1], LANES))

@@ -18,10 +18,10 @@ PIECES = 8  # into which the scales of a row are cut, so that 16 rows fill all p
 
 
 def fits_slab(p: Any) -> bool:
-    """Words are few, blocks have an even number of columns, and none has its scales in two pieces."""
+    """Words are few, and no block of columns has its scales in two pieces."""
     size = p.gate_up.size // (p.gate_up.shape[0] * PMAX) * word_bytes(p.gate_up)
     inner = mx_intermediate_size(p)
-    return size <= SLAB_BYTES and LANES * lane_columns(inner) == inner and inner % (2 * LANES) == 0
+    return size <= SLAB_BYTES and LANES * lane_columns(inner) == inner
 
 
 class Slab(nl.NKIObject):

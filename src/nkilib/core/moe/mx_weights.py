@@ -88,6 +88,7 @@ def check_words(p: Any, names: MxNames) -> None:
     p.down = words_of(names.down, p.down, WORD_AXES[1])
     experts, size, inner = p.gate_up.shape[0], mx_hidden_size(p), mx_intermediate_size(p)
     rows, tiles = middle_rows(p), div_ceil(inner, TILE)
+    kernel_assert(inner % 2 == 0, f"{names.gate_up}: got I = {inner}, allowed with MX are even ones")
     assert_shape(p.gate_up, (experts, PMAX, 2, size // TILE, inner), f"{names.gate_up} (as words)")
     assert_shape(p.down, (experts, rows, tiles, size), f"{names.down} (as words)")
     scales = (experts, PMAX // GROUP, 2, size // TILE, inner)

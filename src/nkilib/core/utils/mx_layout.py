@@ -44,12 +44,13 @@ def contraction_rows(size: int) -> int:
 
 
 def lane_columns(size: int, tile: int = 0) -> int:
-    """How many elements of a contraction follow each other in a lane of a tile: a quarter of the tile.
+    """How many elements of a contraction follow each other in a lane of a tile.
 
-    The partitions after those, up to a whole group, hold zeros.
+    It is a quarter of the tile, rounded up to an even number: they are the columns of a stationary operand.
+    The last lanes may have fewer, and the partitions after those, up to a whole group, hold zeros.
     """
-    left = min(TILE, size - tile * TILE)
-    return left // LANES if left % LANES == 0 else contraction_rows(left)
+    quarter = div_ceil(min(TILE, size - tile * TILE), LANES)
+    return quarter + quarter % 2
 
 
 def block_column(size: int, block: int) -> int:

@@ -90,18 +90,18 @@ def project_features_mx(
     """sums[i][c, t] = tokens x columns column + width i ...: weights stationary, so few tokens cost little.
 
     All of them are in PSUM at once; each chunk of weights serves them all and is gone. `stream`: the weights,
-    if the caller has loaded them. Sums of an odd width have one more row, which is to be ignored.
+    if the caller has loaded them.
     """
-    even = (
-        width + width % 2
-    )  # columns of a stationary operand: of an odd width, the next column is one of them
+    columns = 0
+    for block in sums:
+        columns = columns + block.shape[0]
     if stream is None:
-        stream = WeightStream(weights, column, len(sums) * width, x.tiles, padding=even - width)
+        stream = WeightStream(weights, column, columns, x.tiles)
     tokens = x.words.shape[2]
     for tile in range(stream.count):
         stream.load(tile)
         for i in range(len(sums)):
-            start, end = i * width, i * width + even
+            start, end = i * width, i * width + sums[i].shape[0]
             nisa.nc_matmul_mx(
                 sums[i],
                 stream.words_of(tile, start, end),
@@ -143,11 +143,8 @@ def add_rows(block: ProductBlock, x: MxTokens, stream: WeightStream, tile: int) 
 
 
 def sums_of_features(rows: int, count: int, tokens: int) -> list:
-    """PSUM for `count` blocks [rows, tokens]: banks [rows, blocks, tokens], as many as there is room for.
-
-    Their rows are even in number: with odd `rows` there is one more.
-    """
+    """PSUM for `count` blocks [rows, tokens]: banks [rows, blocks, tokens], as many as there is room for."""
     banks = []
     for some in TiledRange(count, BANK_COLUMNS // tokens):
-        banks.append(nl.ndarray((rows + rows % 2, some.size, tokens), nl.float32, buffer=nl.psum))
+        banks.append(nl.ndarray((rows, some.size, tokens), nl.float32, buffer=nl.psum))
     return banks

@@ -63,10 +63,8 @@ class WeightScales(nl.NKIObject):
         return self.groups[place // SHARING][first:, tile % self.run, start - self.column : end - self.column]
 
 
-def load_scales(weights: MxWeights, column: int, columns: int, tiles: Tiles | None, padding: int = 0) -> Any:
+def load_scales(weights: MxWeights, column: int, columns: int, tiles: Tiles | None) -> Any:
     """Scales of all tiles in the first partitions of each quadrant, where instructions want them.
-
-    After the columns come some of `padding`, whose scales are 1.
 
     DMA engines serve eight partitions each. So that all of them take part, rows come as they follow each
     other, and VectorE puts them into their places.
@@ -78,20 +76,20 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Tiles | No
     rows, count = weights.scales.shape[0], weights.scales.shape[1]
     source = weights.scales if weights.scales.dtype == nl.uint8 else weights.scales.view(nl.uint8)
     if weights.by_tile:
-        return load_scales_by_tile(source, column, columns, tiles, padding)
+        return load_scales_by_tile(source, column, columns, tiles)
     source = source.reshape((rows * count, source.shape[2]))[:, column : column + columns]
     run = shortest_run(count)
     places = count // run
-    spread = new_scales(tiles, run, columns, padding)
+    spread = new_tile(tiles, (PMAX, run, columns), nl.uint8)
     if rows * places == PMAX:
-        nisa.dma_copy(spread[:, :, 0:columns], source.reshape_dim(0, (PMAX, run)))
+        nisa.dma_copy(spread, source.reshape_dim(0, (PMAX, run)))
     else:
         for quadrant in TiledRange(rows, SCALE_ROWS):
             first, size = QUADRANT * quadrant.index, quadrant.size * places
             if quadrant.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
                 nisa.memset(spread[first : first + QUADRANT], ONE)
             part = source[quadrant.start_offset * count : quadrant.end_offset * count]
-            nisa.dma_copy(spread[first : first + size, :, 0:columns], part.reshape_dim(0, (size, run)))
+            nisa.dma_copy(spread[first : first + size], part.reshape_dim(0, (size, run)))
     if places == 1:
         return WeightScales([spread], run, column)
     groups = []
@@ -100,22 +98,12 @@ def load_scales(weights: MxWeights, column: int, columns: int, tiles: Tiles | No
     return WeightScales(groups, run, column)
 
 
-def new_scales(tiles: Tiles | None, count: int, columns: int, padding: int) -> Any:
-    """A tile [128, count, columns + padding]; the scales of the padding are 1."""
-    tile = new_tile(tiles, (PMAX, count, columns + padding), nl.uint8)
-    if padding > 0:
-        nisa.memset(tile[:, :, columns:], ONE)
-    return tile
-
-
-def load_scales_by_tile(
-    source: Tensor, column: int, columns: int, tiles: Tiles | None, padding: int
-) -> WeightScales:
+def load_scales_by_tile(source: Tensor, column: int, columns: int, tiles: Tiles | None) -> WeightScales:
     """Straight into their places, four rows at a time: of all tiles, or, if these are many, every fourth."""
     rows, count = source.shape[0], source.shape[1]
     if count * columns <= WIDE_BYTES:
-        return load_wide_scales(source, column, columns, tiles, padding)
-    groups = new_scales(tiles, div_ceil(count, SHARING), columns, padding)
+        return load_wide_scales(source, column, columns, tiles)
+    groups = new_tile(tiles, (PMAX, div_ceil(count, SHARING), columns), nl.uint8)
     for quadrant in TiledRange(rows, SCALE_ROWS):
         first = QUADRANT * quadrant.index
         part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]
@@ -124,26 +112,23 @@ def load_scales_by_tile(
         for k in range(min(SHARING, count)):
             every = part[:, k:count:SHARING, :]
             start = first + SCALE_ROWS * k
-            nisa.dma_copy(groups[start : start + quadrant.size, 0 : every.shape[1], 0:columns], every)
+            nisa.dma_copy(groups[start : start + quadrant.size, 0 : every.shape[1], :], every)
     by_group = []
     for group in range(groups.shape[1]):
         by_group.append(groups[:, group : group + 1, :])
     return WeightScales(by_group, 1, column)
 
 
-def load_wide_scales(
-    source: Tensor, column: int, columns: int, tiles: Tiles | None, padding: int
-) -> WeightScales:
+def load_wide_scales(source: Tensor, column: int, columns: int, tiles: Tiles | None) -> WeightScales:
     """All tiles side by side: the fewest transfers, small ones, in the queue that nothing else uses."""
     rows, count = source.shape[0], source.shape[1]
-    wide = new_scales(tiles, count, columns, padding)
+    wide = new_tile(tiles, (PMAX, count, columns), nl.uint8)
     for quadrant in TiledRange(rows, SCALE_ROWS):
         first = QUADRANT * quadrant.index
         if quadrant.size < SCALE_ROWS:  # rows of the quadrant that only pad: any number will do
             nisa.memset(wide[first : first + QUADRANT], ONE)
         part = source[quadrant.start_offset : quadrant.end_offset, :, column : column + columns]
-        place = wide[first : first + quadrant.size, :, 0:columns]
-        nisa.dma_copy(place, part, dge_mode=nisa.dge_mode.hwdge)
+        nisa.dma_copy(wide[first : first + quadrant.size], part, dge_mode=nisa.dge_mode.hwdge)
     return WeightScales([wide], count, column)
 
 
@@ -190,25 +175,17 @@ def sorted_rows(
 
 
 def load_words(
-    weights: MxWeights,
-    first: int,
-    count: int,
-    column: int,
-    columns: int,
-    tiles: Tiles | None,
-    padding: int = 0,
+    weights: MxWeights, first: int, count: int, column: int, columns: int, tiles: Tiles | None
 ) -> Any:
-    """Some tiles in SBUF, [whole quadrants, tiles, columns]. What only pads is zero."""
+    """Some tiles in SBUF, [whole quadrants, tiles, columns]; partitions that only pad hold zeros."""
     rows = weights.words.shape[0]
-    tile = stream_tile(tiles, (filled(rows), count, columns + padding), weights.words.dtype)
-    plain = tile.view(nl.uint16 if word_bytes(weights.words) == 2 else nl.uint32)
+    tile = stream_tile(tiles, (filled(rows), count, columns), weights.words.dtype)
     if filled(rows) > rows:
         start = rows // QUADRANT * QUADRANT
-        nisa.memset(plain[start:], 0)
-    if padding > 0:
-        nisa.memset(plain[:, :, columns:], 0)
+        plain = nl.uint16 if word_bytes(weights.words) == 2 else nl.uint32
+        nisa.memset(tile.view(plain)[start:], 0)
     part = weights.words[:, first : first + count, column : column + columns]
-    nisa.dma_copy(tile[0:rows, :, 0:columns], part)
+    nisa.dma_copy(tile[0:rows], part)
     return tile
 
 
@@ -216,7 +193,7 @@ class WeightStream(nl.NKIObject):
     """Some columns of the weights, tile after tile: `load` brings what is next.
 
     The last tile comes alone: it is what nothing hides. With `taper`, so do those before it, and the last one
-    in pieces of whole blocks. `padding`: so many columns of zeros come after the last one.
+    in pieces of whole blocks.
     """
 
     def __init__(
@@ -227,18 +204,16 @@ class WeightStream(nl.NKIObject):
         tiles: Tiles | None,
         scales: WeightScales | None = None,
         taper: bool = False,
-        padding: int = 0,
     ):
         self.weights = weights
         self.column = column
         self.columns = columns
-        self.padding = padding
         self.tiles = tiles
         self.count = weights.words.shape[1]
         whole = columns == weights.words.shape[2]  # tiles of a partition follow each other in HBM
         chunk = LONG_CHUNK_BYTES if whole and tiles is None else CHUNK_BYTES
         self.step = max(1, chunk // (columns * word_bytes(weights.words)))
-        self.scales = load_scales(weights, column, columns, tiles, padding) if scales is None else scales
+        self.scales = load_scales(weights, column, columns, tiles) if scales is None else scales
         self.alone = min(self.count, TAPERED_TILES if taper else 1)
         self.piece = BLOCK * div_ceil(columns, BLOCK * LAST_PIECES) if taper else columns
         self.words: list = []
@@ -255,8 +230,7 @@ class WeightStream(nl.NKIObject):
         self.words = []
         for part in TiledRange(self.columns, self.width):
             column = self.column + part.start_offset
-            words = load_words(self.weights, tile, count, column, part.size, self.tiles, self.padding)
-            self.words.append(words)
+            self.words.append(load_words(self.weights, tile, count, column, part.size, self.tiles))
         self.first = tile
         self.next = tile + count
 

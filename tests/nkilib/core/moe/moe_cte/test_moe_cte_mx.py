@@ -81,10 +81,7 @@ def test_every_implementation_gives_the_sum_over_blocks(lnc, kind):
 
 
 @each_lnc
-@pytest.mark.parametrize(
-    "form, inner",
-    [("float8_e4m3fn", 544), ("float8_e5m2", 72), ("float4_e2m1fn", 180), ("float8_e4m3fn", 601)],
-)
+@pytest.mark.parametrize("form, inner", [("float8_e4m3fn", 544), ("float8_e5m2", 72), ("float4_e2m1fn", 180)])
 def test_mxfp8_and_ragged_intermediate_sizes(lnc, form, inner):
     layer = Layer(inner=inner, form=form, skip_token=True)
     got = run(moe_cte, lnc=lnc, on="trn3", **layer.arguments(Kind.shard_on_i_mx))
