@@ -534,6 +534,38 @@ def test_commands_load_scripts_that_import_the_old_api(tmp_path, capsys):
     assert "neuronxcc" not in sys.modules
 
 
+@pytest.mark.parametrize("number", [7.0, 7, np.float32(7)])
+def test_a_number_is_stored_in_one_element_of_hbm(number):
+    @nki.jit
+    def kernel(x):
+        out = output(x.shape)
+        for plane in nl.affine_range(x.shape[0]):
+            nl.store(out[plane], nl.load(x[plane]))
+        nl.store(out[1, 2, 3], value=number)
+        nl.store(out[0][1][2], value=number, mask=nl.arange(1)[:, None] < 1)
+        nl.store(out[0, 0, 0], value=number, mask=nl.arange(1)[:, None] > 0)
+        return out
+
+    x = random(2, 3, 4)
+    expected = x.copy()
+    expected[1, 2, 3] = expected[0, 1, 2] = 7
+    np.testing.assert_array_equal(kernel(x), expected)
+
+
+def test_columns_of_a_tile_are_row_numbers_as_tiles():
+    @nki.jit
+    def kernel(x, rows):
+        out, tile = output(rows.shape), nl.ndarray(rows.shape, x.dtype)
+        picked = nl.load(rows)
+        for i in nl.affine_range(rows.shape[1]):
+            tile[:, i] = nl.load(x[0, picked[:, i].as_tile()])
+        nl.store(out, value=tile)
+        return out
+
+    x, rows = random(2, 64, 1), np.random.default_rng(1).integers(0, 64, (16, 3)).astype(np.uint32)
+    np.testing.assert_array_equal(kernel(x, rows), x[0, rows, 0])
+
+
 def test_an_old_kernel_is_a_kernel_of_nki():
     @nki.jit
     def kernel(x):

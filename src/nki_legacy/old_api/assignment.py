@@ -140,13 +140,13 @@ def fill(target: Tensor, number: Any, masked: Where) -> None:
         for _, view in target.parts(None if covers else masked.box):
             isa.memset(view, number)
         return
-    size = [min(n, 128) if k == 0 else n for k, n in enumerate(target.shape)]
-    tile = empty_of(size, target.kind)
+    shape = target.shape or (1,)  # one element has no dimensions
+    tile = empty_of((min(shape[0], 128), *shape[1:]), target.kind)
     isa.memset(tile, number)
     if masked.array is not None:
         _copy_where(target, tile, masked.array)
         return
-    box = full(target.shape) if covers else masked.box
+    box = full(shape) if covers else masked.box
     for start in range(box[0].start, box[0].stop, 128):
         cut = slice(start, min(start + 128, box[0].stop))
         for place, view in target.parts((cut, *box[1:])):

@@ -115,6 +115,10 @@ class Tensor(Operators):
         sizes = tuple(shape[0] if len(shape) == 1 and not is_int(shape[0]) else shape)
         return broadcast(self, sizes)
 
+    def as_tile(self) -> Tensor:
+        """Return the tensor itself: here a view of a tile is a tile."""
+        return self
+
     def astype(self, dtype: DTypeLike) -> Tensor:
         source, target = self.tile(), new_dtype(dtype)
         return value(self.shape, target, lambda out, box: move(out, source if box is None else source[box]))
