@@ -29,6 +29,7 @@ class ProgramBuilder:
         self.a, self.b, self.out, self.scratch = a, b, out, scratch
         self.two = two
         self.tiles = []  # (tile, pieces written)
+        self.shared = []  # tiles that are only read
         self.sums = []
         self.free = [(i, j) for i in range(4) for j in range(4)]
         self.chance.shuffle(self.free)
@@ -85,6 +86,18 @@ class ProgramBuilder:
             nisa.nc_matmul(psum, left, right, accumulate=accumulate)
         if not continues:
             self.sums.append(psum)
+
+    def use_shared(self):
+        """A sum or a product of a tile and one that is only read."""
+        one, other = self.float_tile(), self.chance.choice(self.shared)
+        if self.chance.random() < 0.5 and (one.dtype == nl.float32) == (other.dtype == nl.float32):
+            psum = nl.ndarray((F, F), nl.float32, buffer=nl.psum)
+            nisa.nc_matmul(psum, *self.chance.choice(((one, other), (other, one))))
+            self.sums.append(psum)
+        else:
+            found = nl.ndarray((P, F), nl.float32)
+            nisa.tensor_tensor(found, one, other, nl.add)
+            self.tiles.append(found)
 
     def parts_of_psum(self):
         bank = nl.ndarray((F, 2, F), nl.float32, buffer=nl.psum)
@@ -334,12 +347,17 @@ def program_of(seed, rare=0.3, degree=1, platform="trn2"):
 
 
 @nki.jit
-def kernel_of_units(a, b, seed, rare, count, spoiled):
-    """Equal random programs on rows of their own, one after the other or in turns; one of them may differ."""
+def kernel_of_units(a, b, c, seed, rare, count, spoiled, groups):
+    """Equal random programs on rows of their own, one after the other or in turns; one of them may differ.
+
+    All share a tile, or none do; or each of some `groups` shares a tile of its own, which is loaded from `c`.
+    """
     chance = random.Random(seed)
     out = nl.ndarray((count * ROWS, COLUMNS), nl.float32, buffer=nl.shared_hbm, name="out")
     scratch = nl.ndarray((count * 2 * P, F), nl.float32, buffer=nl.shared_hbm, name="scratch")
-    shared = ProgramBuilder(a, b, None, None, seed) if chance.random() < 0.5 else None
+    shared = [ProgramBuilder(a, b, None, None, seed)] if chance.random() < 0.5 and not groups else []
+    for row in range(0, groups * ROWS, ROWS):
+        shared.append(ProgramBuilder(c[row : row + ROWS], c[row : row + ROWS], None, None, seed))
     moved = chance.random() < 0.5  # every one reads rows of b of its own
     first, step = (0, 1) if nl.num_programs() < 2 else (nl.program_id(0), 2)
     builders = []
@@ -347,14 +365,16 @@ def kernel_of_units(a, b, seed, rare, count, spoiled):
         rows = slice(unit * ROWS, (unit + 1) * ROWS)
         place = scratch[2 * P * unit : 2 * P * (unit + 1)]
         builder = ProgramBuilder(a[rows], b[rows] if moved else b, out[rows], place, seed)
-        if shared is not None:
-            builder.tiles.append(shared.tiles[0])
+        if shared:
+            tile = shared[unit * len(shared) // count].tiles[0]
+            builder.shared.append(tile) if groups else builder.tiles.append(tile)
         builders.append(builder)
         if chance.random() < 0.2:
             nisa.memset(nl.ndarray((P, F), nl.float32), 1.0)  # in no unit
     names = [
         chance.choice(SELDOM[:9] if chance.random() < rare else OFTEN) for _ in range(chance.randrange(3, 16))
     ]
+    names = [chance.choice((name, "use_shared")) for name in names] if groups else names
     steps = [(i, unit) for i in range(len(names)) for unit in range(len(builders))]
     if chance.random() < 0.5:
         steps.sort(key=lambda step: step[1])
@@ -367,11 +387,11 @@ def kernel_of_units(a, b, seed, rare, count, spoiled):
     return out
 
 
-def program_of_units(seed, rare, count, spoiled=None, degree=1):
+def program_of_units(seed, rare, count, spoiled=None, degree=1, groups=0):
     """A traced program, and arrays to run it on."""
     chance = np.random.default_rng(seed)
-    arrays = [chance.integers(-2, 3, (count * ROWS, COLUMNS)).astype(np.float32) for _ in range(2)]
+    arrays = [chance.integers(-2, 3, (count * ROWS, COLUMNS)).astype(np.float32) for _ in range(3)]
     kernel = kernel_of_units[2] if degree == 2 else kernel_of_units
     with target("trn2"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return kernel.trace(*arrays, seed, rare, count, spoiled), arrays
+        return kernel.trace(*arrays, seed, rare, count, spoiled, groups), arrays

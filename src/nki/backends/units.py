@@ -49,21 +49,26 @@ class Units(NamedTuple):
 
 
 def find_units(
-    lowered: Lowered, core: int, written: Collection[Storage], write_once: Collection[Storage]
+    lowered: Lowered,
+    core: int,
+    written: Collection[Storage],
+    write_once: Collection[Storage],
+    candidate: type[Candidate] | None = None,
 ) -> Units | None:
     """Return the units of a core, or None.
 
     `written` is the HBM that is written; in `write_once` every element is written once, and never read.
+    `candidate` finds units in a way of its own.
     """
     counts = cast("Counter[Signature]", lowered.counts[core])
     if any(kind is None or kind.fence or kind.lazy for kind in counts) or not _pays(counts):
         return None
     if any(s.address is not None for s in lowered.storages):
         return None
-    accesses = _Accesses(lowered, core)
+    accesses = Accesses(lowered, core)
     in_order = {s for s in written if s not in write_once}
     for count in accesses.candidates():
-        found = _Candidate(accesses, count).units(in_order)
+        found = (candidate or Candidate)(accesses, count).units(in_order)
         if found is not None:
             return found
     return None
@@ -76,7 +81,7 @@ def _pays(kinds: Counter[Signature]) -> bool:
     return flops < MAX_FLOPS_PER_ELEMENT * sum([kind.elements * often for kind, often in alone])
 
 
-class _Accesses:
+class Accesses:
     """The views of a core's instructions, one after the other, as arrays of numbers."""
 
     def __init__(self, lowered: Lowered, core: int):
@@ -85,6 +90,7 @@ class _Accesses:
         self.kinds = cast("Sequence[Signature]", lowered.kinds[core])
         columns, known = lowered.columns.of(core), lowered.known(core)
         self.signature, self.storage = columns.signature, columns.storage
+        self.views, self.first = columns.views, np.cumsum(columns.views) - columns.views  # of each item
         self.item, self.operand = columns.positions(), columns.operands()
         self.writes = np.array([flag for kind in known for flag in kind.written])[self.operand]
         widths = np.array([width for kind in known for width in kind.widths])
@@ -99,6 +105,12 @@ class _Accesses:
         _, which, often = np.unique(marks, return_inverse=True, return_counts=True)
         return np.where(self.on_chip, often[which], 0)
 
+    def table(self, rows: Numbers) -> Numbers:
+        """Return the numbers of the views of rows of items; all rows have equal signatures."""
+        counts = self.views[rows[0]]
+        begins = np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(self.first[rows], counts, axis=1) + np.arange(len(begins)) - begins  # type: ignore[no-any-return]
+
     def candidates(self) -> list[int]:
         """Return likely numbers of units: those of which most tiles have as many alike."""
         counts = np.bincount(self.alike)
@@ -106,10 +118,10 @@ class _Accesses:
         return [int(n) for n in order if n > 1 and counts[n]][:CANDIDATES]
 
 
-class _Candidate:
+class Candidate:
     """What may be units: tiles of which there are `count` or more alike are theirs, and connect items."""
 
-    def __init__(self, accesses: _Accesses, count: int):
+    def __init__(self, accesses: Accesses, count: int):
         self.accesses = accesses
         self.own = accesses.alike >= count
         self.unit_of = np.full(len(accesses.kinds), -1)  # the number of the unit of each item; -1: none
@@ -136,6 +148,10 @@ class _Candidate:
 
     def _equal(self) -> Iterator[Numbers]:
         """Iterate over the items, in rows, of connected parts with equal signatures in equal order."""
+        return (np.array(parts) for parts in self._parts() if len(parts) > 1)
+
+    def _parts(self) -> list[list[Numbers]]:
+        """Return the items of connected parts; those with equal signatures in equal order in one list."""
         a = self.accesses
         label = _connected(len(self.own), self._pairs())
         inside = self.own[a.storage]
@@ -144,10 +160,9 @@ class _Candidate:
         order = np.argsort(group, kind="stable")[np.count_nonzero(group < 0) :]
         equal: dict[bytes, list[Numbers]] = {}
         for part in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-            equal.setdefault(a.signature[part].tobytes(), []).append(part)
-        for parts in equal.values():
-            if len(parts) > 1:
-                yield np.array(sorted(parts, key=lambda part: part[0]))
+            if len(part):
+                equal.setdefault(a.signature[part].tobytes(), []).append(part)
+        return [sorted(parts, key=lambda part: part[0]) for parts in equal.values()]
 
     def _pairs(self) -> tuple[Numbers, Numbers]:
         """Return the tiles of units that one instruction uses, in pairs."""
@@ -159,10 +174,7 @@ class _Candidate:
     def _checked(self, rows: Numbers, in_order: set[Storage]) -> Iterator[tuple[Numbers, Unit]]:
         """Iterate over the units that rows of items repeat, and over their rows: only places differ."""
         a = self.accesses
-        row_of = np.full(len(a.kinds), -1)
-        row_of[rows] = np.arange(len(rows))[:, None]
-        inside = np.flatnonzero(row_of[a.item] >= 0)
-        table = inside[np.argsort(row_of[a.item[inside]], kind="stable")].reshape(len(rows), -1)
+        table = a.table(rows)
         storages = a.storage[table]
         own = self.own[storages[0]]
         if (self.own[storages] != own).any() or not self._same_tiles(storages[:, own]):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import nki
+import nki.isa as nisa
+import nki.language as nl
 from nki.backends.fused.storages import Storages
 from nki.backends.lowered import lower
 from nkilib.core.attention.attention_cte import attention_cte
@@ -78,10 +81,55 @@ def test_the_heads_of_attention_are_planned_once(cores):
     assert assert_agrees(program, arrays, "torch") == "ran"
 
 
-@pytest.mark.parametrize("keys", (1, 4))
-def test_heads_that_share_keys_are_planned_together(keys):
-    """Their products with the keys are merged."""
+@pytest.mark.parametrize("cores", (1, 2))
+@pytest.mark.parametrize("keys", (1, 2, 4))
+def test_heads_that_share_keys_are_planned_once(keys, cores):
     arrays = [normal(8, 256, 64), normal(keys, 64, 256), normal(keys, 256, 64)]
-    program = attention_cte.trace(*arrays, scale=0.125)
-    assert plans(program)[0] is None
+    program = attention_cte[cores].trace(*arrays, scale=0.125)
+    units, whole = plans(program)
+    assert len(units.steps) <= len(whole.steps)
     assert assert_agrees(program, arrays, "torch") == "ran"
+
+
+def test_heads_that_share_keys_read_these_in_place():
+    """Products with the keys of one head for all others have a stride of 0 there."""
+    arrays = [normal(4, 512, 64), normal(1, 64, 512), normal(1, 512, 64)]
+    units, _ = plans(attention_cte.trace(*arrays, scale=0.125))
+    strides = [step.right.view.regular((step.count,)) for step in units.steps if is_view_of(step, "k")]
+    assert strides and set(strides) == {(0,)}
+
+
+def is_view_of(step, name):
+    view = step.right.view if isinstance(step, steps.BatchedGemm) else None
+    return view is not None and getattr(view.layout.memory, "name", "") == name
+
+
+@pytest.mark.parametrize("groups", (2, 3))
+def test_units_of_which_some_share_a_tile_agree_with_the_reference(groups):
+    seeds = {2: (70, 142, 150, 162, 174, 218, 2, 6), 3: (31, 67, 99, 119, 135, 139, 151, 195)}[groups]
+    assert len(agree(seeds, groups=groups)) >= 5
+
+
+def test_products_of_small_tiles_with_a_shared_factor_are_merged():
+    """All tiles of tokens with one weight: one product of all tokens reads the weight once."""
+    program = scaled_products.trace(normal(64, 8 * 128), normal(64, 512))
+    units, whole = plans(program)
+    assert units is None
+    (product,) = [step for step in whole.steps if isinstance(step, steps.BatchedGemm)]
+    assert product.count == 1 and product.left.columns == 8 * 128
+
+
+@nki.jit
+def scaled_products(x, w):
+    out = nl.ndarray((x.shape[1], w.shape[1]), nl.float32, buffer=nl.shared_hbm)
+    weight = nl.ndarray(w.shape, nl.float32)
+    nisa.dma_copy(weight, w)
+    for row in range(0, x.shape[1], 128):
+        tokens = nl.ndarray((x.shape[0], 128), nl.float32)
+        nisa.dma_copy(tokens, x[:, row : row + 128])
+        psum, tile = nl.ndarray((128, 512), nl.float32, buffer=nl.psum), nl.ndarray((128, 512), nl.float32)
+        nisa.nc_matmul(psum, tokens, weight)
+        for _ in range(3):
+            nisa.activation(tile, nl.exp, psum)
+        nisa.dma_copy(out[row : row + 128], tile)
+    return out

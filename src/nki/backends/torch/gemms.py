@@ -13,7 +13,15 @@ from ...machine.dtypes import DType, float32
 from ..fused.products import ALIGNED, NARROW, Factor, Gemm
 from ..fused.values import Elements
 from .batches import DeviceStep, owner
-from .grids import GridCopy, OperandGrid, OperandLayout, grid_copies, layout_of, worthwhile_parts
+from .grids import (
+    GATHERED,
+    GridCopy,
+    OperandGrid,
+    OperandLayout,
+    grid_copies,
+    layout_of,
+    regular_parts,
+)
 from .repetitions import Repetitions
 
 
@@ -59,9 +67,10 @@ class BatchedGemm(DeviceStep):
 
     def _parts(self) -> Iterator[BatchedGemm]:
         """Iterate over parts of the step in which factors and results are regular, if there are few."""
-        grids = [self.left.view, self.right.view, self.results]
-        parts = [] if None in grids else worthwhile_parts(grids, 1, dims=1)  # type: ignore[arg-type]
-        if len(parts) < 2:
+        grids = [grid for grid in (self.left.view, self.right.view, self.results) if grid is not None]
+        irregular = [grid.nbytes for grid in grids if grid.regular((self.count,)) is None]
+        parts = regular_parts(grids, 1) if irregular and len(grids) == 3 else []
+        if len(parts) < 2 or len(parts) * GATHERED > sum(irregular):
             yield self
             return
         for start, stop in ((part.start, part.stop) for part in parts):

@@ -40,13 +40,14 @@ class OperandLayout(NamedTuple):
 class OperandGrid:
     """An operand of every member of a step."""
 
-    __slots__ = ("layout", "offsets", "count", "steps", "_index")
+    __slots__ = ("layout", "offsets", "count", "steps", "_factors", "_index")
 
     def __init__(self, layout: OperandLayout, offsets: Sequence[int] | np.ndarray):
         self.layout = layout
         self.offsets = np.asarray(offsets, np.int64)
         self.count = len(self.offsets)
         self.steps: dict[tuple[int, ...], tuple[int, ...] | None] = {}
+        self._factors: tuple[int, ...] | None = ()  # not known yet
         self._index: dict[Any, Any] = {}
 
     def part(self, start: int, stop: int) -> OperandGrid:
@@ -70,7 +71,9 @@ class OperandGrid:
 
     def factors(self) -> tuple[int, ...] | None:
         """Return a shape of a few dimensions in which the members are regular, or None."""
-        return _factors(self.offsets, DIMENSIONS)
+        if self._factors == ():
+            self._factors = _factors(self.offsets, DIMENSIONS)
+        return self._factors
 
     def index(self, torch: ModuleType, device: TorchDevice) -> Any:
         """Return the offsets as a tensor on a device."""
@@ -82,8 +85,12 @@ class OperandGrid:
     def read(self, torch: ModuleType, memory: Tensor, lead: tuple[int, ...]) -> Any:
         """Return a tensor [*lead, *shape] of all members: a view where that is possible."""
         shape, strides = self.tensor_layout(lead)
+        start = memory.storage_offset() + int(self.offsets[0])
         if self.regular(lead) is not None:
-            return memory.as_strided(shape, strides, memory.storage_offset() + int(self.offsets[0]))
+            return memory.as_strided(shape, strides, start)
+        factors = self.factors()
+        if factors is not None:  # a copy of a view takes less time than a gather
+            return memory.as_strided(*self.tensor_layout(factors), start).reshape(shape).contiguous()
         return self._windows(memory)[self.index(torch, memory.device)].reshape(shape)
 
     def write(self, torch: ModuleType, memory: Tensor, values: Tensor) -> None:
@@ -213,14 +220,14 @@ def _joined(shapes: list[PartShape], offsets: np.ndarray) -> tuple[list[int], li
 GATHERED = 3 << 20  # bytes that are gathered in the time of one launch more in a graph
 
 
-def worthwhile_parts(grids: Sequence[OperandGrid], launches: int, dims: int = DIMENSIONS) -> list[Part]:
+def worthwhile_parts(grids: Sequence[OperandGrid], launches: int) -> list[Part]:
     """Return the parts to split a step into, each of so many launches; one: gathering costs less."""
-    parts = regular_parts(grids, dims)
+    parts = regular_parts(grids)
     gathered = sum(grid.nbytes for grid in grids)
     if len(parts) == 1 or len(parts) * launches * GATHERED <= gathered:
         return parts
     count = grids[0].count
-    return [Part(0, (count,) if dims == 1 else common_lead(grids, count), ())]
+    return [Part(0, common_lead(grids, count), ())]
 
 
 def copy_strided(torch: ModuleType, into: Tensor, values: Tensor) -> None:

@@ -21,6 +21,7 @@ from ..fused.storages import Storages
 from ..fused.tiles import Untrackable
 from ..fused.tracking import Node, Tracker
 from ..fused.values import SSAValue
+from ..joined import JoinedCandidate
 from ..lowered import UNPLANNED, Lowered
 from ..reference.collector import no_collections
 from ..units import find_units
@@ -29,7 +30,7 @@ from .gemms import BatchedGemm, share_factors
 from .indirect import with_indices
 from .placement import place
 from .repetitions import ONCE, Repetitions
-from .schedule import LevelScheduler, Refused, groups
+from .schedule import MERGED, LevelScheduler, Refused, groups
 
 if TYPE_CHECKING:
     from torch import device as TorchDevice
@@ -103,12 +104,12 @@ def plan_whole(lowered: Lowered, storages: Storages) -> DevicePlan:
 def plan_units(lowered: Lowered, storages: Storages) -> DevicePlan | None:
     """Return the plan of a program of equal units, tracked and scheduled once; None: it has none.
 
-    Products of several units that share a factor are better merged, which needs all of their nodes. So are
+    Small products of units with one large factor are better merged, which needs all of their nodes. So are
     several products of each unit of which no strided view has all the results.
     """
     is_one = len(lowered.items) == 1
     whole = lowered if is_one else lowered.with_items((tuple(chain.from_iterable(lowered.items)),))
-    units = find_units(whole, 0, storages.written, storages.write_once)
+    units = find_units(whole, 0, storages.written, storages.write_once, JoinedCandidate)
     if units is None or len(units.units) > 1:
         return None
     windows, repetitions = _Windows(storages, lowered.machine), Repetitions.of(units.units[0])
@@ -121,11 +122,14 @@ def plan_units(lowered: Lowered, storages: Storages) -> DevicePlan | None:
         windows.times = _times(inside, repetitions.number)
         windows.add(inside, 0)
         windows.close()
-        if any(_is_shared(factor, repetitions) for factor in _factors(windows.steps[first:])):
+        gemms = [
+            gemm for step in windows.steps[first:] if isinstance(step, BatchedGemm) for gemm in step.items
+        ]
+        if _are_better_merged(gemms, repetitions):
             return None
         plan = _plan(lowered, windows, first, repetitions)
-    gemms = [step for step in plan.steps if isinstance(step, BatchedGemm)]
-    return plan if all(gemm.results.regular((gemm.count,)) is not None for gemm in gemms) else None
+    products = [step for step in plan.steps if isinstance(step, BatchedGemm)]
+    return plan if all(step.results.regular((step.count,)) is not None for step in products) else None
 
 
 def _by_core(lowered: Lowered, nodes: Sequence[Node]) -> Iterator[tuple[int, list[Node]]]:
@@ -148,9 +152,11 @@ def _new_bytes(node: Node) -> int:
     return sum([v.nbytes for _, v, _ in node.outputs if v.__class__ is SSAValue and v.stored_at is None])
 
 
-def _factors(steps: Sequence[DeviceStep]) -> Iterator[Factor]:
-    gemms = [gemm for step in steps if isinstance(step, BatchedGemm) for gemm in step.items]
-    return chain.from_iterable((gemm.left, gemm.right) for gemm in gemms)
+def _are_better_merged(gemms: Sequence[Gemm], repetitions: Repetitions) -> bool:
+    """Return whether products for all repetitions together read much less than those for each."""
+    factors = [factor for gemm in gemms for factor in (gemm.left, gemm.right)]
+    own = sum([f.rows * f.columns for f in factors if not _is_shared(f, repetitions)])
+    return bool(gemms) and sum([f.rows * f.columns for f in factors]) >= MERGED * own
 
 
 def _is_shared(factor: Factor, repetitions: Repetitions) -> bool:
