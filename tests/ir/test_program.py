@@ -168,6 +168,14 @@ def test_a_program_is_pickled():
     np.testing.assert_array_equal(again.run(X, COUNT)[0], p.run(X, COUNT)[0])
 
 
+def test_a_pickled_view_has_no_signature_of_another_process():
+    p = program()
+    views = [view for i in p.walk() for view in i.views()]
+    assert all(view.sig for view in views)
+    for view in pickle.loads(pickle.dumps(views)):
+        assert view._sig is None
+
+
 def test_a_program_is_plain_data_for_machines():
     found = json.loads(json.dumps(program().to_dict()))
     assert found["name"] == "everything" and found["machine"] == "trn2"

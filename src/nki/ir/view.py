@@ -29,6 +29,10 @@ class View(Reshaped):
         view._sig = self.sig
         return view
 
+    def __reduce__(self) -> tuple[type, tuple]:
+        """Pickle it without its signature, which is a number of this process."""
+        return View, (self.storage, self.offset, self.shape, self.strides, self.dtype, self.indirection)
+
     def _make(
         self: V,
         offset: int,
