@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from nki.ir.dependences import RAW, WAR, WAW
-from nki.timing import operation_table
-from nki.timing.edges import Users, priorities
+from nki.timing.edges import Edges, Users, priorities
 from nki.timing.operation import ORDER, SPACE, TRANSFERS
 from nki.timing.operation_table import OperationTable
 from nki.timing.timing_rules import BEGUN, DONE, FREE, KIND_NUMBERS, REASONS, SEEN, releases
@@ -35,13 +34,9 @@ def random_operations(seed, count=60):
 
 
 def edges_of(operations):
-    table = OperationTable()
-    for op in operations:
-        index, waits = table.begin(op.position, op.kind)
-        assert index == op.index and waits == {}
-        waits.update(op.waits)
-    table.finish()
-    return table.edges()
+    rows = [(other, op.index, REASONS.index(why)) for op in operations for other, why in op.waits.items()]
+    columns = np.array(rows, np.int32).reshape(-1, 3).T
+    return Edges(columns[0], columns[1], columns[2].astype(np.int8))
 
 
 def numbers(operations):
@@ -100,15 +95,13 @@ def test_changed_edges_are_those_of_changed_operations(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_table_returns_the_operations_and_waits_it_was_given(seed, monkeypatch):
-    monkeypatch.setattr(operation_table, "CHUNK", 7)  # waits move to the columns in several steps
+def test_a_table_returns_the_operations_and_waits_it_was_given(seed):
     operations, tile = random_operations(seed), object()
     table = OperationTable()
     for op in operations:
-        index, waits = table.begin(op.position, op.kind)
-        op.tile = table.tiles[index] = tile
-        waits.update(op.waits)
-    table.finish()
+        op.tile = tile
+        assert table.begin_move(op.kind, tile) == op.index
+    table.finish([], edges_of(operations))
     for found, op in zip(table.operations([], 0), operations, strict=True):
         assert (found.index, found.kind, found.waits, found.tile) == (op.index, op.kind, op.waits, tile)
         assert list(found.waits) == list(op.waits)

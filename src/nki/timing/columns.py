@@ -53,13 +53,13 @@ class CoreColumns:
         self.machine, self.plan, self.sharers = machine, plan, sharers
         self.first = first  # number of its first operation, over all cores
         self.bandwidth_share = _bandwidth_share(machine, sharers)
-        self.edges: Edges = plan.table.edges()
+        self.edges: Edges = plan.table.edges
         self.kinds = bytearray(map(KIND_NUMBERS.__getitem__, plan.table.kinds))
         self.release_kinds = self.kinds  # as producers
         self.work, self.transfers, self.places = self._work()
         self.positions = plan.table.positions
         in_psum = np.zeros(len(plan.instructions) + 1, np.uint8)  # the last is for what has no position
-        in_psum[[*plan.uses.in_psum]] = True
+        in_psum[plan.uses.psum.position] = True
         self.uses_psum = bytearray(in_psum[self.positions])
         self.banks = BankPlan(machine, plan.uses, plan.without_inputs)
         self._connect()

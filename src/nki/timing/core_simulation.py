@@ -305,9 +305,11 @@ class CoreSimulation:
         until = self._compute(index, place, now) if place < DMA else self._move(index, place, now)
         self.idle_at[place] = until
         if until < math.inf:
-            self.resume[place] = self.tick()
+            tick = self.tick()
             if self.waiting[place] or place in self.starved.queues:
-                self._post_resume(place)
+                heappush(self.events, (until, tick, self._take_next, place))
+                tick = -1
+            self.resume[place] = tick
 
     def _must_wait(self, engine: int, index: int, now: float) -> float:
         """Return when the operations are over that it cannot run beside: those on a shared port, or on the

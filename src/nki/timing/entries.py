@@ -1,14 +1,18 @@
-"""The instructions of a core as the timing model reads them: with position, effects and signature."""
+"""The instructions of a core as the timing model reads them: with position, signature and effects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..ir.effects import Effects, effects
 from ..ir.instruction import Instruction
 from ..ir.operand_access import OperandAccess
+
+_ACCESS: Callable[[Instruction], OperandAccess] = attrgetter("access")
 
 
 class Entry(NamedTuple):
@@ -18,6 +22,24 @@ class Entry(NamedTuple):
     at: int  # its position in the walk of its core
     done: Effects
     signature: int  # equal for instructions that differ in their data alone
+
+
+class CoreInstructions(NamedTuple):
+    """The instructions of a core, as one list per field."""
+
+    instructions: Sequence[Instruction]
+    at: Sequence[int]
+    signatures: Sequence[int]
+
+    def entries(self) -> list[Entry]:
+        """Return an object for each; bodies of dynamic loops are there many times."""
+        once, make = cache(effects), tuple.__new__
+        return [make(Entry, (i, at, once(i), number)) for i, at, number in zip(*self, strict=True)]
+
+    @staticmethod
+    def of(entries: Sequence[Entry]) -> CoreInstructions:
+        found = [*zip(*entries, strict=True)] or [(), (), (), ()]
+        return CoreInstructions(found[0], found[1], found[3])
 
 
 class SignatureNumbers:
@@ -30,24 +52,21 @@ class SignatureNumbers:
     def of(self, instruction: Instruction) -> int:
         return self._known.setdefault(instruction.key(), len(self._known))
 
-    def entries(
-        self,
-        items: Iterable[tuple[Instruction, int]],
-        most: int | None = None,
-        effects: Callable[[Instruction], Effects] = effects,
-    ) -> list[Entry]:
+    def listed(self, items: Iterable[tuple[Instruction, int]], most: int | None = None) -> CoreInstructions:
         """Return the instructions that hardware has, the first `most`."""
-        known, make = self._known, tuple.__new__
-        on_hardware = (item for item in items if not item[0].simulator_only)
-        return [
-            make(Entry, (i, at, effects(i), known.setdefault(i.key(), len(known))))
-            for i, at in islice(on_hardware, most)
-        ]
+        chosen = [*islice((item for item in items if not item[0].simulator_only), most)]
+        instructions = [instruction for instruction, _ in chosen]
+        keys = [*map(id, map(_ACCESS, instructions))]  # equal for instructions of one signature
+        numbers = {key: self.of(one) for key, one in dict(zip(keys, instructions, strict=True)).items()}
+        return CoreInstructions(instructions, [at for _, at in chosen], [*map(numbers.__getitem__, keys)])
+
+    def of_moved(self, signature: int, instruction: Instruction) -> int:
+        """Return the number of an instruction that had this signature on another engine."""
+        return self._known.setdefault((signature, instruction.runs_on), len(self._known))
 
     def moved(self, item: Entry, instruction: Instruction) -> Entry:
         """Return the entry of the same instruction on another engine."""
-        number = self._known.setdefault((item.signature, instruction.runs_on), len(self._known))
-        return item._replace(instruction=instruction, signature=number)
+        return item._replace(instruction=instruction, signature=self.of_moved(item.signature, instruction))
 
     def replaced(self, item: Entry, instruction: Instruction) -> Entry:
         """Return the entry of another instruction at the same position."""

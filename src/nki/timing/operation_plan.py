@@ -1,33 +1,31 @@
 """The operations of a core: what the simulation places in time, and what each must wait for.
 
-A program becomes operations in two steps: accesses of the same bytes give dependences (`ir.dependences`),
-and SBUF is allocated in program order. That adds waits for reused space and, when live tiles exceed SBUF,
-spills to HBM (spec/machine.md 4).
+A program becomes operations in two steps. SBUF is allocated in program order, which puts them in order, adds
+waits for reused space and, when live tiles exceed SBUF, spills to HBM (spec/machine.md 4). Then accesses of
+the same bytes give dependences (`waits`).
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence, Set
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..ir.boxes import box, space_of
 from ..ir.caches import cached_property
-from ..ir.dependences import RAW, AccessHistory, TensorHistory, Waits, wait
-from ..ir.effects import effects
+from ..ir.columns import Numbers
+from ..ir.dependences import RAW
 from ..ir.instruction import InstructionCost, State
-from ..ir.storage import Storage
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
-from .entries import Entry
+from .access_columns import AccessColumns, Accesses, accesses
+from .entries import CoreInstructions
 from .operation import ORDER, Operation
 from .operation_table import OperationTable
 from .sbuf_pool import SbufPool
-from .uses import Accesses, TileUses, accesses, all_accesses
+from .uses import SBUF_TILE, TileUses
+from .waits import EARLY, AccessWaits, Apart, Found, PlannedWaits, joined, space_waits
 
 
 class OperationPlan:
@@ -36,47 +34,38 @@ class OperationPlan:
     def __init__(
         self,
         machine: Machine,
-        items: Sequence[Entry],
+        listed: CoreInstructions,
+        found: AccessColumns,
         core: int = 0,
         block_of: Mapping[int, int] | None = None,
         transformations: Mapping[str, int] | None = None,
         as_written: bool = False,
     ):
         self.machine = machine
-        self.instructions = [item.instruction for item in items]
-        self.signatures = [item.signature for item in items]
+        self.instructions, self.signatures = listed.instructions, listed.signatures
         self.engines = [i.engine_name() for i in self.instructions]
-        examples = dict(zip(reversed(self.signatures), reversed(self.instructions), strict=True))
+        self.examples = dict(zip(reversed(self.signatures), reversed(self.instructions), strict=True))
+        self.prices = {number: i.cost(machine) for number, i in self.examples.items()}  # by signature
         self.core = core
         self.transformations = transformations or {}  # of the compiler: how much each changed, by name
         self.block_of = block_of or {}  # position -> its no_reorder block
-        self.last_in_block: dict[tuple[int, str], int] = {}
-        heads = {number for number, i in examples.items() if State.loop in i.state}
+        heads = {number for number, i in self.examples.items() if State.loop in i.state}
         loops = (at for at, number in enumerate(self.signatures) if number in heads) if heads else iter(())
-        self.first_loop = next(loops, len(items))  # position of the head of the first dynamic loop
-        self.loop_head = -1  # operation at which the iteration began
+        self.first_loop = next(loops, len(self.instructions))  # where the first dynamic loop begins
         self.table = OperationTable()
+        self.waits = PlannedWaits()
         self.bank_waits: list[tuple[int, int]] = []  # (operation, the one that freed its PSUM bank)
         self.as_written = as_written
-        self.spaces: dict[Any, AccessHistory] = {}  # of storages that are still to be used
-        self.apart: dict[int, set[int]] = {}  # operation -> those it waits for that share no byte with it
-        self.done = all_accesses(item.done for item in items)  # until all are planned
-        self.uses = TileUses(self.done, machine)
-        self.without_inputs = {at for at in self.uses.in_psum if not self.done[at][0]}
-        self.prices = {number: i.cost(machine) for number, i in examples.items()}  # by signature
-        self.costs = [self.prices[number] for number in self.signatures]
-        self.last_rendezvous: dict[
-            str, int
-        ] = {}  # engine -> its last operation that waits for the other core
-        # signatures of instructions that wait for the other core
-        self.rendezvous = {number for number, i in examples.items() if i.rendezvous() is not None}
-        self.is_ordered = bool(self.rendezvous or self.block_of)
-        # HBM storages that are only read or only written: accesses there cannot conflict
-        one_sided = self.uses.hbm_read ^ self.uses.hbm_written
-        self._mark_tiles(one_sided)
-        made_once = [storage for storage, tile in self.uses.sbuf.items() if tile.is_made_once]
-        self.unordered = one_sided.union(made_once)  # the pool adds the waits for what is made once
-        self.loaded_early = bytearray(len(items))  # by position: whether it was
+        self.apart: Apart = {}
+        self.found = found  # until all are planned
+        self.uses = TileUses(found, machine)
+        self.loaded_early = bytearray(len(self.instructions))  # by position: whether it was
+        self.operation_at = [-1] * len(self.instructions)  # by position
+        whole = self._written_whole()
+        self.is_made_once: list[bool] = self._made_once(whole).tolist()  # of each tile
+        self.without_inputs = self._without_inputs()
+        self.loads: list[int] = self._loads(whole).tolist()  # of each tile: its plain load, or -1
+        self._begin_at, self._end_at, self._ended = self._begins_and_ends()
         self.sbuf = SbufPool(self, self.uses, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
 
@@ -91,7 +80,10 @@ class OperationPlan:
 
     def accesses(self, position: int) -> Accesses:
         """Return what an instruction reads and writes, computed anew: planning drops it."""
-        return accesses(effects(self.instructions[position]))
+        return accesses(self.instructions[position])
+
+    def cost_of(self, op: Operation) -> InstructionCost:
+        return self.prices[self.signatures[op.position]]
 
     def add_bank_waits(self, found: Sequence[tuple[int, int]]) -> None:
         """Make operations wait for those that freed their PSUM banks."""
@@ -100,128 +92,179 @@ class OperationPlan:
 
     def add_waits(self, found: Iterable[tuple[int, int]]) -> None:
         """Make operations wait for the results of others."""
-        waits = [op.waits for op in self.operations]
-        for index, other in found:
-            wait(waits[index], index, other, RAW)
-        self.table.replace_waits(waits)
+        users, producers = np.array([*found], np.int64).reshape(-1, 2).T
+        producer, user, why = (column.astype(np.int64) for column in self.table.edges)
+        planned = Found(user, producer, why, np.zeros(len(user), np.int64), np.zeros(len(user), np.bool_))
+        self.table.edges, _ = joined([planned, Found.of(users, producers, RAW, EARLY)])
         self.__dict__.pop("operations", None)
 
-    def _add_order(self, position: int, index: int, waits: Waits) -> None:
-        """Add the waits of an operation that have other causes than its data."""
-        engine = self.engines[position]
-        if engine != "dma" and self.signatures[position] in self.rendezvous:
-            self._order_rendezvous(engine, index, waits)
-        self._order_in_block(position, index, waits)
-        if position >= self.first_loop:
-            self._order_by_loops(position, index, waits)
+    # ---- tiles -----------------------------------------------------------------------------------
 
-    def _order_in_block(self, position: int, index: int, waits: Waits) -> None:
-        """Make an operation inside no_reorder wait for the previous one of its queue and block."""
-        block = self.block_of.get(position)
-        if block is not None:
-            queue = (block, self.engines[position])
-            before = self.last_in_block.get(queue)
-            if before is not None:
-                wait(waits, index, before, ORDER)
-            self.last_in_block[queue] = index
+    def _without_inputs(self) -> set[int]:
+        """Return the positions that use PSUM and read nothing."""
+        reads = np.bincount(self.found.position[~self.found.is_write], minlength=len(self.instructions))
+        used = np.unique(self.uses.psum.position)
+        return {*used[reads[used] == 0].tolist()}
 
-    def _order_rendezvous(self, engine: str, index: int, waits: Waits) -> None:
-        """Keep the order of what waits for the other core: two engines that swap it wait forever."""
-        if engine in self.last_rendezvous:
-            wait(waits, index, self.last_rendezvous[engine], ORDER)
-        self.last_rendezvous[engine] = index
+    def _written_whole(self) -> np.ndarray:
+        """Return which tiles their first use writes as a whole, and nothing else."""
+        found, tiles = self.found, self.uses.sbuf
+        (writes,) = np.nonzero(found.is_write)
+        counts = np.bincount(found.position[writes], minlength=len(self.instructions))
+        write_at = np.zeros(len(self.instructions), np.int64)
+        write_at[found.position[writes]] = writes
+        first = write_at[tiles.first]
+        alone = (counts[tiles.first] == 1) & (found.storage[first] == tiles.storage)
+        return alone & found.is_whole[first]
 
-    def _order_by_loops(self, position: int, index: int, waits: Waits) -> None:
-        """Begin each iteration of a dynamic loop when all operations before it are done."""
-        if State.loop in self.instructions[position].state:
-            for other in range(max(0, self.loop_head), index):
-                wait(waits, index, other, RAW)
-            self.loop_head = index
-        else:
-            wait(waits, index, self.loop_head, RAW)
+    def _made_once(self, whole: np.ndarray) -> np.ndarray:
+        """Return which tiles one instruction writes, as a whole and before all else."""
+        tiles = self.uses.sbuf
+        writers = np.concatenate([[0], np.cumsum(tiles.is_write)])
+        return whole & (writers[tiles.start[1:]] - writers[tiles.start[:-1]] == 1)
+
+    def _loads(self, whole: np.ndarray) -> Numbers:
+        """Return the first use of each tile if it copies constant HBM data and may run early, else -1."""
+        found, first = self.found, self.uses.sbuf.first
+        (reads,) = np.nonzero(~found.is_write)
+        counts = np.bincount(found.position[reads], minlength=len(self.instructions))
+        read_at = np.zeros(len(self.instructions), np.int64)
+        read_at[found.position[reads]] = reads
+        transfers = {n for n, i in self.examples.items() if isinstance(i, TransferInstruction)}
+        moves = np.fromiter(map(transfers.__contains__, self.signatures), np.bool_, len(self.signatures))
+        moves[self.first_loop :] = False
+        moves[[*self.block_of]] = False
+        constant = self.uses.is_one_sided[found.storage[read_at[first]]]
+        return np.where(whole & moves[first] & (counts[first] == 1) & constant, first, -1)
+
+    def _begins_and_ends(self) -> tuple[list[int], list[int], list[int]]:
+        """Return where tiles are used first and last.
+
+        Those that position i uses first are the tiles from begin_at[i] to begin_at[i + 1], those that it uses
+        last are ended[end_at[i] : end_at[i + 1]].
+        """
+        tiles, positions = self.uses.sbuf, np.arange(len(self.instructions) + 1)
+        ended = np.argsort(tiles.access[tiles.start[1:] - 1])
+        begin_at, end_at = (np.searchsorted(at, positions) for at in (tiles.first, tiles.last[ended]))
+        return begin_at.tolist(), end_at.tolist(), ended.tolist()
+
+    @cached_property
+    def _tiles_at(self) -> list[list[tuple[int, ...]]]:
+        """The tiles in SBUF that each instruction reads, and writes, each once."""
+        chosen = self.uses.where == SBUF_TILE
+        position, is_write = self.found.position[chosen], self.found.is_write[chosen]
+        tile, size = self.uses.sbuf.tile, len(self.instructions)
+        return [grouped(position[some], tile[some], size) for some in (~is_write, is_write)]
+
+    def tiles_read(self, position: int) -> tuple[int, ...]:
+        """Return the tiles in SBUF that an instruction reads."""
+        return self._tiles_at[0][position]
+
+    def tiles(self, position: int) -> tuple[int, ...]:
+        """Return the tiles in SBUF that an instruction reads, and those that it writes."""
+        reads, writes = self._tiles_at
+        return reads[position] + writes[position]
+
+    # ---- planning --------------------------------------------------------------------------------
 
     def plan(self) -> None:
         """Plan the operations of all instructions."""
         look, sbuf, loaded_early = Lookahead(self), self.sbuf, self.loaded_early
-        for position, written in enumerate(self.uses.written):
+        loaded = dict(zip(self.loads, range(len(self.loads)), strict=True))  # position -> its tile
+        for position in range(len(self.instructions)):
+            sbuf.now = position
             if position >= look.due or sbuf.lacking:
                 look.fetch(position)
-            if loaded_early[position]:
-                continue
-            is_load = bool(written) and written[0].load == position
-            if not (is_load and sbuf.defers(position, written[0])):
-                self.add(position)
-        self.sbuf.finish()
-        self.table.finish()
-        self.spaces.clear()
-        self.done.clear()
-        self.unordered.clear()
+            if not loaded_early[position]:
+                tile = loaded.get(position)
+                if tile is None or not sbuf.defers(position, tile):
+                    self.add(position)
+        self._finish()
 
-    def load_early(self, position: int) -> None:
+    def begin_early(self, position: int) -> None:
+        """Add the operation of a load, whose tile has space, before its turn."""
         self.loaded_early[position] = True
-        self.add(position)
+        self.operation_at[position] = self.table.begin(position)
+
+    def kind(self, index: int) -> str:
+        """Return the kind of an operation."""
+        position = self.table.positions[index]
+        return self.engines[position] if position >= 0 else self.table.moves[index]
 
     def add(self, position: int) -> None:
-        """Add the operation of an instruction, with its tiles allocated and its waits."""
-        sbuf = self.sbuf
-        for tile in sbuf.read[position]:
-            if not tile.is_resident:
-                sbuf.make_resident(tile, position)
-        for tile in sbuf.written[position]:
-            if not tile.is_resident:
-                sbuf.make_resident(tile, position)
-        index, waits = self.table.begin(position, self.engines[position])
-        if self.is_ordered or position >= self.first_loop:
-            self._add_order(position, index, waits)
-        unordered, spaces, (reads, writes) = self.unordered, self.spaces, self.done[position]
-        for view in reads:
-            storage = view.storage
-            if storage not in unordered:
-                (spaces.get(storage) or self.space(storage)).read(index, box(view), waits)
-        for view in writes:
-            storage = view.storage
-            if storage not in unordered:
-                (spaces.get(storage) or self.space(storage)).write(index, box(view), waits)
-        sbuf.used(position, index, waits)
+        """Add the operation of an instruction, with its tiles allocated."""
+        sbuf, first, last = self.sbuf, self._begin_at[position], self._begin_at[position + 1]
+        if first != last or sbuf.away:
+            for tile in self.tiles(position) if sbuf.away else range(first, last):
+                if tile not in sbuf.resident:
+                    sbuf.make_resident(tile, position)
+        self.operation_at[position] = self.table.begin(position)
+        first, last = self._end_at[position], self._end_at[position + 1]
+        if first != last:
+            for tile in self._ended[first:last]:
+                sbuf.release(tile)
 
-    def _mark_tiles(self, constant: Set[Storage]) -> None:
-        """Mark the tiles that one instruction writes, as a whole and before all else.
+    def _finish(self) -> None:
+        """Find what the operations wait for, and drop what only planning needs."""
+        self._add_order()
+        operation_at, made_once = np.array(self.operation_at, np.int64), np.array(self.is_made_once, np.bool_)
+        waits = AccessWaits(self.found, self.uses, operation_at, self.as_written)
+        found = [
+            *self.waits.found(),
+            *waits.all(made_once, self.waits, self.sbuf.stayed),
+            *space_waits(self.uses, self.sbuf, operation_at),
+        ]
+        edges, self.apart = joined(found)
+        self.table.finish(self.engines, edges)
+        self.sbuf.finish()
+        self.uses.finish()
+        self.__dict__.pop("_tiles_at", None)
+        del self.found, self.waits, self.operation_at, self._begin_at, self._end_at, self._ended
 
-        Where that is a copy of constant HBM data, it may run ahead of its use.
-        """
-        whole: dict[int, bool] = {}  # by signature: it writes all of its tile
-        for storage, tile in self.uses.sbuf.items():
-            position = tile.positions[0]
-            reads, writes = self.done[position]
-            if len(writes) != 1 or writes[0].storage is not storage:
+    # ---- order -----------------------------------------------------------------------------------
+
+    def _add_order(self) -> None:
+        """Add the waits that have other causes than data: rendezvous, no_reorder blocks, dynamic loops."""
+        waiting = {number for number, i in self.examples.items() if i.rendezvous() is not None}
+        if not (waiting or self.block_of or self.first_loop < len(self.instructions)):
+            return
+        last: dict[object, int] = {}  # of the queue of a block, or of an engine's rendezvous
+        head = -1  # operation at which the iteration began
+        for index, position in enumerate(self.table.positions):
+            if position < 0:
                 continue
-            signature = self.signatures[position]
-            if signature not in whole:
-                whole[signature] = writes[0].covers_storage()
-            if not whole[signature]:
-                continue
-            tile.is_made_once = tile.writers == 1
-            movable = position not in self.block_of and position < self.first_loop
-            transfer = isinstance(self.instructions[position], TransferInstruction)
-            if movable and transfer and len(reads) == 1 and reads[0].storage in constant:
-                tile.load = position
+            engine = self.engines[position]
+            if engine != "dma" and self.signatures[position] in waiting:
+                # two engines that swap what waits for the other core wait forever
+                self._follow(index, last, ("rendezvous", engine))
+            if position in self.block_of:
+                self._follow(index, last, (self.block_of[position], engine))
+            if position >= self.first_loop:
+                head = self._order_by_loops(position, index, head)
 
-    def cost_of(self, op: Operation) -> InstructionCost:
-        return self.costs[op.position]
+    def _follow(self, index: int, last: dict[object, int], queue: object) -> None:
+        """Make an operation wait for the one before it in a queue."""
+        if queue in last:
+            self.waits.add(index, last[queue], ORDER)
+        last[queue] = index
 
-    def space(self, storage: Storage) -> AccessHistory:
-        """Return the accesses of a storage, or of all that share its memory.
+    def _order_by_loops(self, position: int, index: int, head: int) -> int:
+        """Begin each iteration of a dynamic loop when all operations before it are done."""
+        if State.loop not in self.instructions[position].state:
+            self.waits.add(index, head, RAW)
+            return head
+        for other in range(max(0, head), index):
+            self.waits.add(index, other, RAW)
+        return index
 
-        nki 0.6.0 does not tell slices of a tensor on chip apart (kiln's notes): ring buffers that are slices
-        of one tensor wait for each other.
-        """
-        key = space_of(storage)
-        found = self.spaces.get(key)
-        if found is None:
-            whole = self.as_written and storage.on_chip and storage.address is None
-            found = TensorHistory(self.apart) if whole else AccessHistory()
-        self.spaces[key] = self.spaces[storage] = found
-        return found
+
+def grouped(position: Numbers, tile: Numbers, size: int) -> list[tuple[int, ...]]:
+    """Return the tiles of each of so many positions, each once; positions are sorted."""
+    found: list[tuple[int, ...]] = [()] * size
+    for at, one in zip(position.tolist(), tile.tolist(), strict=True):
+        if one not in found[at]:
+            found[at] += (one,)
+    return found
 
 
 class Lookahead:
@@ -235,9 +278,9 @@ class Lookahead:
         self.machine, self.sbuf = plan.machine, plan.sbuf
         self.moments = _moments(plan)
         self.load_reach = self._reach(plan.machine.fetch_ahead_ns)
-        # the positions that use what a plain load loads, and one after the last
-        loaded = (tile.positions[1:] for tile in plan.uses.sbuf.values() if tile.load >= 0)
-        self.readers = [*sorted(set(chain.from_iterable(loaded))), len(self.moments)]
+        # the tiles that are loaded, by their first readers, and one after the last
+        readers, self.tiles = _first_readers(plan)
+        self.readers = [*readers, len(self.moments)]
         self.next_reader = 0
         self.loads = self.reloads = 0  # positions up to which both have fetched
         self.due = 0  # where the next reader comes into reach: until then there is nothing to load
@@ -270,14 +313,24 @@ class Lookahead:
                 self.reloads += 1
 
     def _fetch_loads(self, position: int, ahead: int, last: int) -> int:
-        """Fetch while SBUF lacks nothing: positions that read nothing loaded are passed over."""
-        readers, number = self.readers, self.next_reader
-        while readers[number] < ahead:
-            number += 1
-        while readers[number] < last and self.sbuf.fetch(position, readers[number]):
+        """Fetch while SBUF lacks nothing: each tile is loaded for its first reader."""
+        readers, tiles, number = self.readers, self.tiles, self.next_reader
+        while readers[number] < last and self.sbuf.load(position, tiles[number]):
             number += 1
         self.next_reader, self.due = number, bisect_right(self.load_reach, readers[number])
         return max(ahead, min(last, readers[number]))
+
+
+def _first_readers(plan: OperationPlan) -> tuple[list[int], list[int]]:
+    """Return the tiles that plain loads load, by their first readers after the load, and these positions."""
+    tiles, found = plan.uses.sbuf, plan.found
+    chosen = plan.uses.where == SBUF_TILE
+    loads = np.array(plan.loads, np.int64)
+    position, is_read = found.position[chosen], ~found.is_write[chosen]
+    (reads,) = np.nonzero(is_read & (loads[tiles.tile] >= 0) & (position > loads[tiles.tile]))
+    _, first = np.unique(tiles.tile[reads], return_index=True)
+    reads = reads[np.sort(first)]
+    return position[reads].tolist(), tiles.tile[reads].tolist()
 
 
 def _moments(plan: OperationPlan) -> np.ndarray:

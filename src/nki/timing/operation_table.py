@@ -3,71 +3,50 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 
 import numpy as np
 
 from ..ir.dependences import Waits, wait
 from ..ir.instruction import Instruction
 from ..ir.storage import Storage
-from .edges import REASON_NUMBERS, Edges
+from .edges import Edges
 from .operation import SPACE, Operation
 from .timing_rules import REASONS
 
-CHUNK = 4096  # operations whose waits are still objects
-
 
 class OperationTable:
-    """One column per field of the operations; their waits lie one after the other."""
+    """The operations of a core, one column per field; `edges` once all are there."""
 
     def __init__(self) -> None:
-        self.kinds: list[str] = []
-        self.positions = array("i")  # in the program; -1 for spills and reloads
+        self.positions: MutableSequence[int] = []  # in the program; -1 for spills and reloads
         self.tiles: dict[int, Storage] = {}  # of spills and reloads
+        self.moves: dict[int, str] = {}  # their kinds
         self.reloads: dict[int, Instruction] = {}  # the loads that reloads repeat
-        self._clear_waits()
-
-    def _clear_waits(self) -> None:
-        self.counts = array("i")  # waits of each operation
-        self.producers = array("i")  # of all waits
-        self.reasons = bytearray()
-        self._recent: list[Waits] = []  # of operations that are not in these columns yet
-        self._recent_positions: list[int] = []
+        self.kinds: list[str] = []  # of all, once they are there
+        self.edges = Edges(*(np.zeros(0, dtype) for dtype in (np.int32, np.int32, np.int8)))
 
     def __len__(self) -> int:
-        return len(self.kinds)
+        return len(self.positions)
 
-    def begin(self, position: int, kind: str) -> tuple[int, Waits]:
-        """Add an operation; return its index, and its waits, which the caller fills before the next."""
-        index = len(self.kinds)
-        waits: Waits = {}
-        if len(self._recent) == CHUNK:
-            self.finish()
-        self._recent.append(waits)
-        self._recent_positions.append(position)
-        self.kinds.append(kind)
-        return index, waits
+    def begin(self, position: int) -> int:
+        """Add the operation of an instruction; return its index."""
+        self.positions.append(position)
+        return len(self.positions) - 1
 
-    def finish(self) -> None:
-        """Move the last operations to the columns: many at once, since that takes less time."""
-        self.positions.extend(array("i", self._recent_positions))
-        recent, self._recent, self._recent_positions = self._recent, [], []
-        self.counts.extend(array("i", map(len, recent)))
-        self.producers.extend(array("i", list(chain.from_iterable(recent))))
-        reasons = chain.from_iterable(waits.values() for waits in recent)
-        self.reasons += bytes(map(REASON_NUMBERS.__getitem__, reasons))
+    def begin_move(self, kind: str, tile: Storage) -> int:
+        """Add a spill or a reload; return its index."""
+        index = self.begin(-1)
+        self.moves[index], self.tiles[index] = kind, tile
+        return index
 
-    def replace_waits(self, waits: Iterable[Waits]) -> None:
-        """Replace the waits of all operations."""
-        self._clear_waits()
-        self._recent = list(waits)
-        self.finish()
-
-    def edges(self) -> Edges:
-        """Return the waits as arrays."""
-        users = np.repeat(np.arange(len(self), dtype=np.int32), self.counts)
-        return Edges(np.array(self.producers, np.int32), users, np.frombuffer(bytes(self.reasons), np.int8))
+    def finish(self, engines: Sequence[str], edges: Edges) -> None:
+        """Set the kinds of all operations, given the engines by position, and what they wait for."""
+        self.kinds = [*map([*engines, ""].__getitem__, self.positions)]
+        for index, kind in self.moves.items():
+            self.kinds[index] = kind
+        self.positions = array("i", self.positions)
+        self.edges = edges
 
     def operations(
         self, instructions: Sequence[Instruction], core: int, freed: Iterable[tuple[int, int]] = ()
@@ -96,9 +75,9 @@ class WaitColumns:
     """What each operation waits for: a dict for one that is asked for, since those of all are large."""
 
     def __init__(self, table: OperationTable, freed: Iterable[tuple[int, int]]):
-        ends = np.cumsum(table.counts, dtype=np.int64)
-        self.first = array("q", np.concatenate([[0], ends]).astype(np.int64).tobytes())
-        self.producers, self.reasons = table.producers, table.reasons
+        producers, users, reasons = table.edges
+        self.first = np.searchsorted(users, np.arange(len(table) + 1)).tolist()
+        self.producers, self.reasons = array("i", producers.tobytes()), reasons.tobytes()
         self.freed_by: dict[int, list[int]] = {}  # of those that waited for PSUM banks
         for index, other in freed:
             self.freed_by.setdefault(index, []).append(other)

@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 
+import numpy as np
+
+from ..ir.columns import Numbers
 from ..ir.liveness import RangeMaximum, live_bytes, union_size
 from ..machine.machine import Machine
 from .sbuf_pool import Ahead
@@ -25,20 +28,32 @@ class BankPlan:
     """The tiles of one core in PSUM, numbered, and what they need: the same in every simulation."""
 
     def __init__(self, machine: Machine, uses: TileUses, without_inputs: Collection[int] = ()):
-        unit = machine.psum_bank_bytes
+        unit, tiles = machine.psum_bank_bytes, uses.psum
+        banks = -(-uses.psum_sizes // unit)
+        numbers = np.repeat(np.arange(len(banks)), tiles.counts())
         self.in_turn = without_inputs  # positions that take banks in program order
-        self.tiles = uses.in_psum  # position -> the tiles its instruction uses
-        self.sizes = [-(-tile.pitch // unit) for tile in uses.psum]  # banks
-        self.uses = [len(positions) for positions in uses.psum.values()]
-        self.first = [at[0] for at in uses.psum.values()]  # where the program uses each first
+        order = np.argsort(tiles.access)  # as the instructions access them
+        self.tiles = _tiles_at(tiles.position[order], numbers[order])  # position -> its tiles
+        self.sizes: list[int] = banks.tolist()
+        self.uses: list[int] = tiles.counts().tolist()
+        self.first: list[int] = tiles.first.tolist()  # where the program uses each first
         self.wanted: dict[int, int] = {}  # position -> banks of tiles that begin there
         for first, size in zip(self.first, self.sizes, strict=True):
             self.wanted[first] = self.wanted.get(first, 0) + size
         self.order = sorted(self.wanted)  # those positions, as in the program
-        last = [at[-1] for at in uses.psum.values()]
-        self.demand = RangeMaximum(live_bytes(self.first, last, self.sizes))
-        banks = machine.psum_banks - -(-union_size(uses.psum_placed) // unit)
-        self.capacity = max(banks, self.demand.most)
+        self.demand = RangeMaximum(live_bytes(tiles.first, tiles.last, banks))
+        left = machine.psum_banks - -(-union_size(uses.psum_placed) // unit)
+        self.capacity = max(left, self.demand.most)
+
+
+def _tiles_at(positions: Numbers, numbers: Numbers) -> dict[int, tuple[int, ...]]:
+    """Return the tiles of each position."""
+    found = dict(zip(positions.tolist(), zip(numbers.tolist(), strict=True), strict=True))
+    if len(found) < len(positions):  # some have several
+        found = {}
+        for position, number in zip(positions.tolist(), numbers.tolist(), strict=True):
+            found[position] = (*found.get(position, ()), number)
+    return found
 
 
 class Banks:

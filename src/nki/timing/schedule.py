@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import numpy as np
 
-from ..ir.effects import effects
+from ..ir.columns import ProgramColumns
 from ..ir.program import Edge, Program
 from ..ir.schedule_edges import declared
 from ..options import from_environment
 from ..progress import Progress
+from .access_columns import AccessColumns
 from .compiler.compilation import Compilation
 from .compiler.stage import compiled, parts
 from .entries import SignatureNumbers
@@ -65,27 +65,34 @@ def _core_plans(
 ) -> tuple[list[OperationPlan], list[list[int]]]:
     """Return the instructions of each core, to be planned; where there are edges, with their positions."""
     plans, places = [], []
-    once = cache(effects)  # bodies of dynamic loops are there many times
     unrolled = program.unrolled()[::-1]  # each is dropped when it was read, since it may be long
     for core in range(len(unrolled)):
         numbers = SignatureNumbers()
-        asked = numbers.entries(unrolled.pop(), most, once if program.loops else effects)
-        core_items = Compilation(program.machine, asked, numbers, _pinned(program, edges, core))
+        listed = numbers.listed(unrolled.pop(), most)
+        core_items = Compilation(program.machine, listed, numbers, _pinned(program, edges, core))
         if edit is not None:
             edit(core_items)
         changes = compiled(core_items, parts(program), from_environment().without)
-        counted = core_items.items
+        listed = core_items.listed
         blocks = {
             position: number
             for number, block in enumerate(program.blocks)
-            for position, item in enumerate(counted)
-            if block.core == core and block.first <= item.at <= block.last
+            for position, at in enumerate(listed.at)
+            if block.core == core and block.first <= at <= block.last
         }
-        plans.append(
-            OperationPlan(program.machine, counted, core, blocks, changes, as_written=not program.transformed)
-        )
-        places.append([item.at for item in counted] if edges else [])
+        found = _accesses(program, core, core_items)
+        as_written = not program.transformed
+        plans.append(OperationPlan(program.machine, listed, found, core, blocks, changes, as_written))
+        places.append([*listed.at] if edges else [])
     return plans, places
+
+
+def _accesses(program: Program, core: int, compiled: Compilation) -> AccessColumns:
+    """Return the accesses of a core; from the columns of the program if it has the same instructions."""
+    instructions, items = compiled.listed.instructions, program.cores[core]
+    if compiled.is_rewritten or program.loops or len(instructions) != len(items):
+        return AccessColumns(instructions, ProgramColumns([instructions], ()), 0)
+    return AccessColumns(instructions, program.columns, core)
 
 
 def _pinned(program: Program, edges: Sequence[Edge], core: int) -> set[int]:

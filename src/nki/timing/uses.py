@@ -1,131 +1,115 @@
-"""Which instructions use which tile: one pass over the accesses of a core."""
+"""Which instructions use which tile: columns of the tiles of a core, from those of its accesses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..ir.effects import Effects
-from ..ir.liveness import Lifetime, address_range
+import numpy as np
+
+from ..ir.columns import Numbers
+from ..ir.liveness import address_range
 from ..ir.storage import Storage
-from ..ir.view import View
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF
+from .access_columns import AccessColumns
 
-Views = tuple[View, ...]
+HBM, SBUF_TILE, PSUM_TILE, SBUF_PLACED, PSUM_PLACED = range(5)  # where a storage is
 
 
-class Accesses(NamedTuple):
-    """The views an instruction reads and writes, index tiles included.
+class TileColumns(NamedTuple):
+    """Tiles by first use, and the instructions that use each, once and in program order.
 
-    A sum in PSUM counts as written: the PE array adds to it without waiting for what it holds.
+    Those of tile i are the uses from start[i] to start[i + 1].
     """
 
-    reads: Views
-    writes: Views
-
-
-def accesses(done: Effects) -> Accesses:
-    reads, writes, adds_to = done[:3]
-    return tuple.__new__(Accesses, (reads, writes + adds_to if adds_to else writes))
-
-
-def all_accesses(done: Iterable[Effects]) -> list[tuple[Views, Views]]:
-    """Return the accesses of many instructions, as plain tuples."""
-    return [(one[0], one[1] + one[2] if one[2] else one[1]) for one in done]
-
-
-NO_OPERATIONS: list[int] = []  # of a tile that has no space; never changed
-
-
-class SbufTile:
-    """An automatic tile of SBUF, and its state while space is allocated."""
-
-    __slots__ = (
-        "storage", "size", "positions", "writers", "is_made_once", "used", "is_resident", "is_untouched",
-        "is_dirty", "space_waits", "last", "evicted", "load", "clean", "spilled", "deferred",
-    )  # fmt: skip
-
-    def __init__(self, storage: Storage, machine: Machine, position: int):
-        self.storage = storage
-        self.size = storage.taken(machine)  # bytes of each partition
-        self.positions = [position]  # of the instructions that use it, ascending
-        self.writers = 0  # how many of these write it
-        self.is_made_once = False  # the first alone writes it, as a whole
-        self.used = 0  # how many of them are done
-        self.is_resident = False
-        self.is_untouched = False  # it has space, but no instruction used it yet
-        self.is_dirty = False
-        self.space_waits: tuple[int, ...] = ()  # what its writers wait for
-        self.last = NO_OPERATIONS  # since the last write
-        self.evicted: tuple[int, ...] = ()  # what `last` was, and its spill
-        self.load = -1  # the position of its plain load
-        self.clean = -1  # the same while it holds what was loaded
-        self.spilled: int | None = None  # its spill operation, or -1: HBM has it anyway
-        self.deferred = -1  # the position of a load that was deferred
+    storage: Numbers  # the number of each tile's storage
+    start: Numbers
+    position: Numbers  # of each use
+    is_write: np.ndarray  # whether a use writes the tile
+    access: Numbers  # the first access of each use, among those of tiles
+    tile: Numbers  # of each of these accesses
 
     @property
-    def life(self) -> Lifetime:
-        return Lifetime(self.positions[0], self.positions[-1])
+    def first(self) -> Numbers:
+        return self.position[self.start[:-1]]
 
+    @property
+    def last(self) -> Numbers:
+        return self.position[self.start[1:] - 1]
 
-Tiles = tuple[SbufTile, ...]
+    def counts(self) -> Numbers:
+        return np.diff(self.start)
+
+    def since_write(self) -> Numbers:
+        """Return the last use of each tile that writes it; its first use if none does."""
+        uses = np.where(self.is_write, np.arange(len(self.is_write)), -1)
+        last = np.maximum.reduceat(uses, self.start[:-1]) if len(uses) else uses
+        return np.maximum(last, self.start[:-1])
 
 
 class TileUses:
-    """The automatic tiles of each instruction, each once; and the instructions of each tile.
+    """The automatic tiles of a core; of tiles with an explicit address only their bytes are recorded."""
 
-    Positions are those of the instructions. Of tiles with an explicit address only their bytes are recorded.
-    """
+    def __init__(self, found: AccessColumns, machine: Machine):
+        self.storages = found.storages
+        where = found.of_storages(_where)
+        self.where = where[found.storage]  # of each access
+        self.sbuf = _tiles(found, self.where == SBUF_TILE)
+        self.psum = _tiles(found, self.where == PSUM_TILE)
+        taken, pitch = found.of_storages(lambda s: s.taken(machine)), found.of_storages(lambda s: s.pitch)
+        self.sizes = taken[self.sbuf.storage]  # of tiles in SBUF, in bytes of each partition
+        self.psum_sizes = pitch[self.psum.storage]
+        self.sbuf_placed = self._ranges(found, SBUF_PLACED)
+        self.psum_placed = self._ranges(found, PSUM_PLACED)
+        read = _marked(found.storage[~found.is_write], len(where))
+        written = _marked(found.storage[found.is_write], len(where))
+        # in HBM, only read or only written: accesses there cannot conflict
+        self.is_one_sided = (where == HBM) & (read ^ written)
 
-    def __init__(self, done: Iterable[tuple[Views, Views]], machine: Machine):
-        self.machine = machine
-        self.read: list[Tiles] = []  # of SBUF, by position
-        self.written: list[Tiles] = []
-        self.in_psum: dict[int, tuple[int, ...]] = {}  # of PSUM, where there are any: numbers in `psum`
-        self.sbuf: dict[Storage, SbufTile] = {}
-        self.psum: dict[Storage, list[int]] = {}  # tile -> positions, ascending
-        self._psum_numbers: dict[Storage, int] = {}
-        self.hbm_read: set[Storage] = set()
-        self.hbm_written: set[Storage] = set()
-        self.sbuf_placed: set[tuple[int, int]] = set()  # (begin, end) of explicit addresses
-        self.psum_placed: set[tuple[int, int]] = set()
-        for position, (reads, writes) in enumerate(done):
-            self.read.append(self._tiles(reads, position, self.hbm_read))
-            written = self._tiles(writes, position, self.hbm_written)
-            self.written.append(written)
-            for tile in written:
-                tile.writers += 1
+    def _ranges(self, found: AccessColumns, where: int) -> set[tuple[int, int]]:
+        numbers = np.unique(found.storage[self.where == where])
+        return {address_range(self.storages[number]) for number in numbers.tolist()}
 
-    def _tiles(self, views: Views, position: int, in_hbm: set[Storage]) -> Tiles:
-        """Return the SBUF tiles of some views, each once; those in PSUM go to `in_psum`."""
-        found: Tiles = ()
-        for view in views:
-            storage = view.storage
-            tile = self.sbuf.get(storage)
-            if tile is not None:
-                positions = tile.positions
-                if positions[-1] != position:
-                    positions.append(position)
-                if tile not in found:
-                    found += (tile,)
-            elif storage.buffer is PSUM:
-                self._use_bank(storage, position)
-            elif storage.buffer is not SBUF:
-                in_hbm.add(storage)
-            elif storage.address is None:
-                tile = self.sbuf[storage] = SbufTile(storage, self.machine, position)
-                found += (tile,)
-            else:
-                self.sbuf_placed.add(address_range(storage))
-        return found
+    def finish(self) -> None:
+        """Drop what only planning needs."""
+        del self.where, self.is_one_sided
+        nothing = self.sbuf.tile[:0]
+        self.sbuf = self.sbuf._replace(tile=nothing, access=nothing)
+        self.psum = self.psum._replace(tile=nothing)
 
-    def _use_bank(self, storage: Storage, position: int) -> None:
-        if storage.address is not None:
-            self.psum_placed.add(address_range(storage))
-            return
-        number = self._psum_numbers.setdefault(storage, len(self._psum_numbers))
-        tiles = self.in_psum.get(position, ())
-        if number not in tiles:
-            self.in_psum[position] = (*tiles, number)
-            self.psum.setdefault(storage, []).append(position)
+    def sbuf_tiles(self) -> Sequence[Storage]:
+        """Return the storages of the tiles in SBUF."""
+        return [self.storages[number] for number in self.sbuf.storage.tolist()]
+
+
+def _where(storage: Storage) -> int:
+    if storage.buffer is SBUF:
+        return SBUF_TILE if storage.address is None else SBUF_PLACED
+    if storage.buffer is PSUM:
+        return PSUM_TILE if storage.address is None else PSUM_PLACED
+    return HBM
+
+
+def _marked(numbers: Numbers, size: int) -> np.ndarray:
+    found = np.zeros(size, np.bool_)
+    found[numbers] = True
+    return found
+
+
+def _tiles(found: AccessColumns, chosen: np.ndarray) -> TileColumns:
+    """Return the tiles that some accesses use."""
+    storage, position, is_write = found.storage[chosen], found.position[chosen], found.is_write[chosen]
+    numbers, first, which = np.unique(storage, return_index=True, return_inverse=True)
+    by_first_use = np.argsort(first)
+    rank = np.empty_like(by_first_use)
+    rank[by_first_use] = np.arange(len(rank))
+    tile = rank[which]
+    order = np.argsort(tile, kind="stable")
+    tiles, positions = tile[order], position[order]
+    begins = np.ones(len(order), np.bool_)  # of a use: an instruction may access a tile several times
+    begins[1:] = (tiles[1:] != tiles[:-1]) | (positions[1:] != positions[:-1])
+    (at,) = np.nonzero(begins)
+    written = np.logical_or.reduceat(is_write[order], at) if len(at) else is_write[:0]
+    start = np.searchsorted(tiles[at], np.arange(len(numbers) + 1))
+    return TileColumns(numbers[by_first_use], start, positions[at], written, order[at], tile)

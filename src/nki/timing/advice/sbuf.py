@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
+from functools import partial
 
 from ...ir.effects import effects
-from ...ir.liveness import Peak, peak
+from ...ir.liveness import Lifetime, Peak, peak
 from ...ir.storage import Storage
 from ..operation import Operation
 from ..operation_plan import OperationPlan
-from ..uses import TileUses
 from .formatting import amount, count, joined, lines
 from .study import Advice, Study
 
 
 def sbuf_peak(plan: OperationPlan, halved: Set[Storage] = frozenset()) -> Peak:
     """Return the peak of automatic tiles in program order; those of `halved` take half their size."""
-    tiles = TileUses([*map(plan.accesses, range(len(plan.instructions)))], plan.machine).sbuf
-    lives = {storage: tile.life for storage, tile in tiles.items()}
-    return peak(lives, lambda storage: tiles[storage].size // (2 if storage in halved else 1))
+    uses = plan.uses
+    first, last = uses.sbuf.first.tolist(), uses.sbuf.last.tolist()
+    lives = dict(zip(uses.sbuf_tiles(), map(Lifetime, first, last), strict=True))
+    size = partial(Storage.taken, machine=plan.machine)
+    return peak(lives, lambda storage: size(storage) // (2 if storage in halved else 1))
 
 
 def sbuf_usable_bytes(study: Study) -> int:

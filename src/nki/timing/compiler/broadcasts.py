@@ -22,9 +22,9 @@ def read_broadcasts_in_psum(core: Compilation) -> int:
     Mamba tutorial's profiles of 512 columns PSUM stays full while ScalarE copies little or nothing; of 8,192,
     which no bank holds, it copies all.
     """
-    items = core.items
-    if not any(map(_is_broadcast, core.examples)):
+    if not any(map(_is_broadcast, core.examples.values())):
         return 0
+    items = core.items
     uses = core.uses
     banks = _Banks(core.machine, uses, len(items))
     now: dict[Storage, Storage] = {}

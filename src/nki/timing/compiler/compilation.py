@@ -17,7 +17,7 @@ from ...ir.rewriting import replace_storages, replace_views
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.machine import Machine
-from ..entries import Entry, SignatureNumbers
+from ..entries import CoreInstructions, Entry, SignatureNumbers
 
 
 class TileItems:
@@ -55,48 +55,68 @@ class Compilation:
     def __init__(
         self,
         machine: Machine,
-        items: Sequence[Entry],
+        listed: CoreInstructions,
         numbers: SignatureNumbers,
         pinned: Collection[int] = (),
     ):
         self.machine = machine
-        self._items = list(items)
+        self.listed = listed
         self.numbers = numbers
         self.pinned = set(pinned)
+        self.is_rewritten = False  # some instructions are gone, or have other operands
+
+    @cached_property
+    def _entries(self) -> list[Entry]:
+        return self.listed.entries()
 
     @property
     def items(self) -> Sequence[Entry]:
-        return self._items
+        """The instructions with their effects; as objects, made when they are asked for."""
+        return self._entries
 
     @items.setter
     def items(self, items: Sequence[Entry]) -> None:
-        self._items = list(items)
         for name in ("uses", "copies", "examples"):
+            self.__dict__.pop(name, None)
+        self.__dict__["_entries"] = list(items)
+        self.listed = CoreInstructions.of(items)
+        self.is_rewritten = True
+
+    def move(self, moved: Mapping[int, Instruction]) -> None:
+        """Let instructions, by number, run on other engines."""
+        instructions, signatures = [*self.listed.instructions], [*self.listed.signatures]
+        for number, instruction in moved.items():
+            instructions[number] = instruction
+            signatures[number] = self.numbers.of_moved(signatures[number], instruction)
+        self.listed = CoreInstructions(instructions, self.listed.at, signatures)
+        for name in ("_entries", "uses", "copies", "examples"):
             self.__dict__.pop(name, None)
 
     @cached_property
     def uses(self) -> TileItems:
         """Who writes and reads each tile; computed anew when the items have changed."""
-        return TileItems(self._items)
+        return TileItems(self.items)
 
     @cached_property
     def copies(self) -> list[int]:
         """The numbers of items that another engine may do."""
-        kinds = {item.instruction.__class__ for item in self._items}
-        some = {kind for kind in kinds if kind.other_engine is not Instruction.other_engine}
-        found = (
-            [n for n, item in enumerate(self._items) if item.instruction.__class__ in some] if some else []
-        )
-        return [number for number in found if self._items[number].instruction.other_engine() is not None]
+        instructions, signatures, examples = self.listed.instructions, self.listed.signatures, self.examples
+        some = {number for number, i in examples.items() if _may_move(i)}
+        found = [n for n, number in enumerate(signatures) if number in some] if some else []
+        return [number for number in found if instructions[number].other_engine() is not None]
 
     @cached_property
-    def examples(self) -> list[Instruction]:
+    def examples(self) -> dict[int, Instruction]:
         """One instruction of each signature."""
-        return list({item.signature: item.instruction for item in self._items}.values())
+        return dict(zip(self.listed.signatures, self.listed.instructions, strict=True))
 
     def is_free(self, item: Entry) -> bool:
         """True when neither the kernel nor an earlier transformation fixes the item's place."""
         return item.at not in self.pinned
+
+    def is_free_number(self, number: int) -> bool:
+        """Return the same of an item, by its number."""
+        return self.listed.at[number] not in self.pinned
 
     def pin(self, item: Entry) -> None:
         """Leave the item to no later transformation."""
@@ -112,6 +132,10 @@ class Compilation:
     def with_views(self, item: Entry, change: Callable[[View], View]) -> Entry:
         """Return the item with changed operands."""
         return self.numbers.replaced(item, replace_views(item.instruction, change))
+
+
+def _may_move(instruction: Instruction) -> bool:
+    return instruction.__class__.other_engine is not Instruction.other_engine
 
 
 def waits(items: Sequence[Entry]) -> Iterator[Waits]:

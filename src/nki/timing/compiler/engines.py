@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from math import fsum
 
 from ...ir.instruction import Instruction
@@ -11,7 +10,6 @@ from ...ir.rewriting import replace_engine
 from ...ir.view import View
 from ...machine.engines import engine
 from ...machine.machine import Machine
-from ..entries import Entry
 from ..operation_plan import engine_clocks
 from .compilation import Compilation
 
@@ -23,33 +21,32 @@ def share_copies(core: Compilation) -> int:
     copy goes to ScalarE when VectorE is the busiest engine and ScalarE has time. Of others the manual
     says "based on the input tile shape": they stay where they are.
     """
-    machine, items = core.machine, core.items
-    movable = [number for number in core.copies if core.is_free(items[number])]
+    machine, instructions = core.machine, core.listed.instructions
+    movable = [number for number in core.copies if core.is_free_number(number)]
     if not movable:
         return 0
-    work = _work(machine, items)
-    found, moved = list(items), 0
+    work = _work(core)
+    moved: dict[int, Instruction] = {}
     groups: dict[tuple[engine, engine], list[int]] = defaultdict(list)
     for number in movable:
-        i = items[number].instruction
+        i = instructions[number]
         assert i.runs_on is not None and (other := i.other_engine()) is not None
         groups[i.runs_on, other].append(number)
     for (default, other), copies in groups.items():
         if work[default.name] < max(work.values()):
             continue  # something else decides
-        here = fsum(held_ns(machine, items[n].instruction) for n in copies)
-        there = fsum(held_ns(machine, replace_engine(items[n].instruction, other)) for n in copies)
+        here = fsum(held_ns(machine, instructions[n]) for n in copies)
+        there = fsum(held_ns(machine, replace_engine(instructions[n], other)) for n in copies)
         part = min(1.0, (work[default.name] - work[other.name]) / (here + there))
         owed = 0.0  # spread evenly, so that both engines have some of it all the time
         for number in copies:
             owed += part
             if owed >= 1:
                 owed -= 1
-                item = items[number]
-                found[number] = core.numbers.moved(item, replace_engine(item.instruction, other))
-                moved += 1
-    core.items = found
-    return moved
+                moved[number] = replace_engine(instructions[number], other)
+    if moved:
+        core.move(moved)
+    return len(moved)
 
 
 def scale_on_scalar(core: Compilation) -> int:
@@ -94,11 +91,13 @@ def is_wide(machine: Machine, instruction: Instruction) -> bool:
     )
 
 
-def _work(machine: Machine, items: Sequence[Entry]) -> dict[str, float]:
+def _work(core: Compilation) -> dict[str, float]:
     """Return ns that each engine is held; for DMA, the least that its bytes and triggers take."""
-    keys = [(item.signature, item.instruction.runs_on) for item in items]
-    examples = dict(zip(keys, items, strict=True))
-    known = {key: _work_of(machine, item.instruction) for key, item in examples.items()}
+    machine = core.machine
+    engines = [i.runs_on for i in core.listed.instructions]
+    keys = [*zip(core.listed.signatures, engines, strict=True)]
+    examples = dict(zip(keys, core.listed.instructions, strict=True))
+    known = {key: _work_of(machine, instruction) for key, instruction in examples.items()}
     found = list(map(known.__getitem__, keys))
     work: defaultdict[str, float] = defaultdict(float)
     for name, ns in found:

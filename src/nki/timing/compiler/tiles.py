@@ -100,9 +100,10 @@ def drop_casts(core: Compilation) -> int:
     """
     now: dict[Storage, Storage] = {}
     gone: set[int] = set()
-    for number in core.copies:
+    within = {number for number, i in core.examples.items() if all(v.buffer is PSUM for v in i.views())}
+    for number in core.copies if within else ():
         item = core.items[number]
-        if core.is_free(item) and _is_cast(core, number):
+        if item.signature in within and core.is_free(item) and _is_cast(core, number):
             now[item.done.writes[0].storage] = item.done.reads[0].storage
             gone.add(number)
     if gone:

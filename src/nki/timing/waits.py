@@ -1,0 +1,226 @@
+"""What the operations of a core wait for: found from columns of accesses, once all operations are in order.
+
+The accesses of a storage are planned in program order, however early its load is. Where all of them touch the
+same bytes, its last writer and the readers since are found by sorting; otherwise `AccessHistory` compares
+boxes. An operation that has several reasons to wait for another waits for its data, or else for the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..ir.boxes import Box, space_of, whole_box
+from ..ir.columns import Numbers
+from ..ir.dependences import RAW, WAR, WAW, AccessHistory, TensorHistory, Waits
+from .access_columns import AccessColumns
+from .edges import REASON_NUMBERS, Edges
+from .operation import SPACE
+from .sbuf_pool import SbufPool
+from .uses import PSUM_TILE, SBUF_TILE, TileUses
+
+EARLY, LATE = -1, 1 << 60  # before and after the reasons that accesses give
+Apart = dict[int, set[int]]  # operation -> those it waits for that share no byte with it
+
+
+class Found(NamedTuple):
+    """Reasons to wait, one element for each; `order` tells which of one operation come first."""
+
+    user: Numbers
+    producer: Numbers
+    why: Numbers  # index in REASONS
+    order: Numbers
+    is_apart: np.ndarray  # the accesses share no byte
+
+    @staticmethod
+    def of(user: Numbers, producer: Numbers, why: str, order: Numbers | int) -> Found:
+        size = len(user)
+        reasons, apart = np.full(size, REASON_NUMBERS[why]), np.zeros(size, np.bool_)
+        return Found(user, producer, reasons, np.broadcast_to(order, size), apart)
+
+
+class PlannedWaits:
+    """The waits that planning adds one by one, and the spills, which access tiles as well."""
+
+    def __init__(self) -> None:
+        self.early: list[tuple[int, int, int]] = []  # (operation, the one it waits for, why)
+        self.late: list[tuple[int, int, int]] = []
+        self.spills: list[tuple[int, bool, int]] = []  # (operation, whether it is a reload, its tile)
+
+    def add(self, user: int, producer: int, why: str) -> None:
+        """Add a wait that comes before those of the accesses."""
+        self.early.append((user, producer, REASON_NUMBERS[why]))
+
+    def add_late(self, user: int, producer: int, why: str) -> None:
+        """Add a wait that comes after those of the accesses."""
+        self.late.append((user, producer, REASON_NUMBERS[why]))
+
+    def found(self) -> Iterator[Found]:
+        for rows, order in ((self.early, EARLY), (self.late, LATE)):
+            user, producer, why = np.array(rows, np.int64).reshape(-1, 3).T
+            yield Found(user, producer, why, np.full(len(rows), order), np.zeros(len(rows), np.bool_))
+
+
+def joined(found: Iterable[Found]) -> tuple[Edges, Apart]:
+    """Return one edge for each pair of operations, sorted; and those that share no byte."""
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    user, producer, why, order, is_apart = (column[columns[0] != columns[1]] for column in columns)
+    keys = user << 32 | producer
+    by_order = np.lexsort((order, keys))
+    keys, why, is_apart = keys[by_order], why[by_order], is_apart[by_order]
+    first = np.ones(len(keys), np.bool_)
+    first[1:] = keys[1:] != keys[:-1]
+    (at,) = np.nonzero(first)
+    for_data = np.logical_or.reduceat(why == REASON_NUMBERS[RAW], at) if len(at) else first
+    pairs = keys[at]
+    users, producers = pairs >> 32, pairs & 0xFFFFFFFF
+    reasons = np.where(for_data, REASON_NUMBERS[RAW], why[at])
+    apart: Apart = {}
+    for one, other in zip(users[is_apart[at]].tolist(), producers[is_apart[at]].tolist(), strict=True):
+        apart.setdefault(one, set()).add(other)
+    return Edges(producers.astype(np.int32), users.astype(np.int32), reasons.astype(np.int8)), apart
+
+
+# ---- space ---------------------------------------------------------------------------------------
+
+
+def space_waits(uses: TileUses, pool: SbufPool, operation_at: Numbers) -> Iterator[Found]:
+    """Yield the waits of writers for what was in the space of their tiles before; none after an eviction."""
+    tiles, operation = uses.sbuf, operation_at[uses.sbuf.position]
+    end = tiles.start[1:].copy()
+    end[[*pool.stayed]] = [*pool.stayed.values()]
+    writes = np.concatenate([[0], np.cumsum(tiles.is_write)])  # before each use
+    (written,) = np.nonzero(tiles.is_write)
+    first, counts = writes[tiles.start[:-1]], writes[end] - writes[tiles.start[:-1]]
+
+    def pairs(takers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the numbers of takers, once for each writer, and these writers."""
+        each = counts[takers]
+        return np.repeat(np.arange(len(takers)), each), operation[written[_ranges(first[takers], each)]]
+
+    takers, givers = np.array(pool.takers, np.int64), np.array(pool.givers, np.int64)
+    since = tiles.since_write()[givers]
+    which, writers = pairs(takers)
+    each = (tiles.start[givers + 1] - since)[which]
+    users, producers = np.repeat(writers, each), operation[_ranges(since[which], each)]
+    yield Found.of(users, producers, SPACE, LATE)
+    rows = [(tile, index) for tile, after in pool.space_waits for index in after]
+    takers, after = np.array(rows, np.int64).reshape(-1, 2).T
+    which, writers = pairs(takers)
+    yield Found.of(writers, after[which], SPACE, LATE)
+
+
+def _ranges(first: Numbers, counts: Numbers) -> Numbers:
+    """Return first[0], first[0] + 1, ..., as many as counts[0], then the same of the next ones."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) + np.repeat(first - (ends - counts), counts)
+
+
+# ---- accesses ------------------------------------------------------------------------------------
+
+
+class AccessWaits:
+    """The waits for accesses of the same bytes."""
+
+    def __init__(self, found: AccessColumns, uses: TileUses, operation_at: Numbers, as_written: bool):
+        self.found, self.uses, self.as_written = found, uses, as_written
+        self.operation = operation_at[found.position]  # of each access
+
+    def all(self, is_made_once: np.ndarray, waits: PlannedWaits, evicted: Iterable[int]) -> Iterator[Found]:
+        """Yield all waits, but for those that the pool adds: of evicted tiles that are made once."""
+        uses, storage = self.uses, self.found.storage
+        size = len(uses.is_one_sided)
+        made_once, gone = np.zeros((2, size), np.bool_)
+        made_once[uses.sbuf.storage[is_made_once]] = True
+        gone[uses.sbuf.storage[[*evicted]]] = True
+        ordered = ~uses.is_one_sided[storage] & ~made_once[storage]
+        equal = ordered & self._has_one_box(size)[storage] & ~gone[storage]
+        yield from self._of_equal(equal)
+        for one in self._of_equal((made_once & ~gone)[storage]):  # a use that the pool adds last
+            yield one._replace(order=np.full(len(one.user), LATE))
+        others = np.nonzero(ordered & ~equal)[0].tolist()
+        if others or waits.spills:
+            yield self._of_boxes(others, waits)
+
+    def _has_one_box(self, size: int) -> np.ndarray:
+        """Return which storages are automatic tiles whose accesses all touch the same bytes."""
+        storage, box = self.found.storage, self.found.box
+        some, found = np.zeros(size, np.int64), np.zeros(size, np.bool_)
+        is_tile = (self.uses.where == SBUF_TILE) | (self.uses.where == PSUM_TILE)
+        some[storage], found[storage] = box, is_tile
+        found[storage[box != some[storage]]] = False
+        return found
+
+    def _of_equal(self, chosen: np.ndarray) -> Iterator[Found]:
+        """Yield the waits of accesses of storages of which all accesses touch the same bytes."""
+        (numbers,) = np.nonzero(chosen)
+        numbers = numbers[np.argsort(self.found.storage[numbers], kind="stable")]
+        storage, is_write = self.found.storage[numbers], self.found.is_write[numbers]
+        operation, at = self.operation[numbers], np.arange(len(numbers))
+        begin = np.searchsorted(storage, storage)  # the first access of the same storage
+        write, read = (_last_before(kind, at) for kind in (is_write, ~is_write))
+        for why, users in ((RAW, ~is_write), (WAW, is_write)):
+            (some,) = np.nonzero(users & (write >= begin))
+            order = 2 * numbers[some] + (why == WAW)
+            yield Found.of(operation[some], operation[write[some]], why, order)
+        # the readers since the last write; where slices are not told apart, also after another write
+        waits = is_write & (read >= begin)
+        if not self.as_written:
+            waits &= read > write
+        (some,) = np.nonzero(waits)
+        last = read[some]
+        first = np.maximum(write[last] + 1, begin[some])
+        counts = last - first + 1
+        users = np.repeat(some, counts)
+        yield Found.of(operation[users], operation[_ranges(first, counts)], WAR, 2 * numbers[users])
+
+    def _of_boxes(self, chosen: list[int], waits: PlannedWaits) -> Found:
+        """Return the waits of accesses that overlap in part, or share memory with other storages."""
+        spaces: dict[Any, AccessHistory] = {}
+        apart: Apart = {}
+        rows: list[tuple[int, int, int, int]] = []
+        storages, count = self.uses.storages, len(self.found.storage)
+        operations = [*self.operation.tolist(), *(index for index, _, _ in waits.spills)]
+        for number, storage, is_write, touched in self._in_order(chosen, waits):
+            key = space_of(storages[storage])
+            if key not in spaces:
+                spaces[key] = self._history(storage, apart)
+            needed: Waits = {}
+            (spaces[key].write if is_write else spaces[key].read)(number, touched, needed)
+            for other, why in needed.items():
+                rows.append((number, other, REASON_NUMBERS[why], other in apart.get(number, ())))
+        user, producer, reasons, is_apart = np.array(rows, np.int64).reshape(-1, 4).T
+        op = np.array(operations, np.int64)
+        order = np.where(user < count, 2 * user, 0)
+        return Found(op[user], op[producer], reasons, order, is_apart.astype(np.bool_))
+
+    def _history(self, storage: int, apart: Apart) -> AccessHistory:
+        """Return an empty history of a storage, or of all that share its memory.
+
+        nki 0.6.0 does not tell slices of a tensor on chip apart (kiln's notes): ring buffers that are slices
+        of one tensor wait for each other.
+        """
+        found = self.uses.storages[storage]
+        whole = self.as_written and found.on_chip and found.address is None
+        return TensorHistory(apart) if whole else AccessHistory()
+
+    def _in_order(self, chosen: list[int], waits: PlannedWaits) -> list[tuple[int, int, bool, Box]]:
+        """Return accesses as (number, storage, is write, box), as they are planned; spills too."""
+        found, count = self.found, len(self.found.storage)
+        rows = [
+            (int(self.operation[n]), n, int(found.storage[n]), bool(found.is_write[n]), found.box_of(n))
+            for n in chosen
+        ]
+        for number, (index, is_reload, tile) in enumerate(waits.spills, count):
+            storage = int(self.uses.sbuf.storage[tile])
+            rows.append((index, number, storage, is_reload, whole_box(self.uses.storages[storage])))
+        return [row[1:] for row in sorted(rows)]
+
+
+def _last_before(chosen: np.ndarray, at: Numbers) -> Numbers:
+    """Return the last chosen index before each, or -1."""
+    found = np.full(len(at) + 1, -1)
+    found[1:] = np.maximum.accumulate(np.where(chosen, at, -1))
+    return found[:-1]
