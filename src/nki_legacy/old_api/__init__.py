@@ -11,8 +11,10 @@ from nki.kernel.pure import add_language
 
 from . import compiler, isa, language, typing
 from .kernel import FrameworkKernel, baremetal, benchmark, jit, profile, simulate_kernel, trace
+from .operators import give_operators
 from .typing import tensor
 
+give_operators()
 add_language(__name__, isa.__name__, language.__name__)  # kernels that use them are cached
 if not hasattr(logging, "OFF"):
     logging.OFF = logging.CRITICAL + 10  # type: ignore[attr-defined]  # importing neuronxcc defined it

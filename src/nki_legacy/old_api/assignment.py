@@ -10,15 +10,12 @@ import numpy as np
 from nki import isa
 from nki.ir.tensor import NkiTensor
 from nki.language.shared_constants import shared_constant
-from nki.machine import dtypes
 from nki.machine.memories import PSUM
-from nki.machine.operators import OPERATORS
 
 from . import state as run
 from .failures import failure
 from .indices import Box, Index, IndexMask, full, product
 from .masks import MaskLike, Where, rows_of, where
-from .operators import FUNCTIONS
 from .regions import empty_of, fitted, move
 from .tensor import PendingValue, Tensor, Updated, Whole, broadcast
 
@@ -156,12 +153,12 @@ def fill(target: Tensor, number: Any, masked: Where) -> None:
 
 def _mark(target: Tensor, whole: bool) -> None:
     """Note that a whole tile was written: from now on a matmul adds to it."""
-    owner = _owner(target)
+    owner = owner_of(target)
     if owner is not None and whole:
         owner.filled = True
 
 
-def _owner(target: Tensor) -> Whole | None:
+def owner_of(target: Tensor) -> Whole | None:
     """Return the allocation that a tensor is part of."""
     owner = target if isinstance(target, Whole) else getattr(target, "owner", None)
     while owner is not None and owner.owner is not None:
@@ -172,7 +169,7 @@ def _owner(target: Tensor) -> Whole | None:
 def _reduce_into(target: Tensor, source: PendingValue) -> None:
     """Do nl.loop_reduce: target = op(target, source); an undefined target is set when the loops start."""
     assert source.reduction is not None
-    view, owner = target.tile(), _owner(target)
+    view, owner = target.tile(), owner_of(target)
     place = (view.storage, view.offset, tuple(view.shape))
     first = run.state().loop_starts.setdefault(place, source.reduction.iteration)
     starts = source.reduction.iteration == first and not (owner is None or owner.filled)
@@ -181,29 +178,6 @@ def _reduce_into(target: Tensor, source: PendingValue) -> None:
         isa.tensor_copy(view, tile)
     else:
         isa.tensor_tensor(view, view, tile, source.reduction.op)
-
-
-def accumulate(target: Tensor, source: Any, name: str) -> Tensor:
-    """Do `target += source`, or another operator, in place."""
-    current = run.running()
-    waits = current is not None and isinstance(source, PendingValue) and current.pending is source
-    into_psum = target.region is PSUM and target.kind == dtypes.float32
-    if waits and source.product is not None and name == "add" and into_psum:
-        assert current is not None
-        current.pending = None
-        owner = _owner(target)
-        source.product(target.parts()[0][1], True if owner is None or owner.filled else None)
-    else:
-        run.state()
-        FUNCTIONS["binary_into"](target, OPERATORS[name], target, source)
-    named = isinstance(target, Whole) and target.owner is None
-    return target if named or isinstance(target, PendingValue) else Updated(target)
-
-
-FUNCTIONS["accumulate"] = accumulate
-
-
-FUNCTIONS["assign"] = assign
 
 
 def _squeezed(shape: Sequence[int]) -> list[int]:

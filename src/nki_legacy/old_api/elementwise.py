@@ -12,15 +12,15 @@ from nki.language.elementwise import binary_into as carry_out
 from nki.language.elementwise import unary_into as carry_out_unary
 from nki.language.operands import is_number
 from nki.machine import dtypes
+from nki.machine.memories import PSUM
 from nki.machine.operators import OPERATORS, Operator
 
 from . import state as run
-from .assignment import write
+from .assignment import owner_of, write
 from .masks import MaskLike
 from .operands import cast, common_shape, cut, in_sbuf, operand_of, ranked, result_dtype, tile_of
-from .operators import FUNCTIONS
 from .regions import fitted
-from .tensor import IndexedTensor, Tensor, Whole, value
+from .tensor import IndexedTensor, PendingValue, Tensor, Updated, Whole, value
 from .types import DTypeLike, new_dtype
 
 
@@ -72,7 +72,21 @@ def binary_into(target: Tensor, op: Operator, x: Any, y: Any) -> None:
         write(target, Whole(out))
 
 
-FUNCTIONS["binary_into"] = binary_into
+def accumulate(target: Tensor, source: Any, name: str) -> Tensor:
+    """Do `target += source`, or another operator, in place."""
+    current = run.running()
+    waits = current is not None and isinstance(source, PendingValue) and current.pending is source
+    into_psum = target.region is PSUM and target.kind == dtypes.float32
+    if waits and source.product is not None and name == "add" and into_psum:
+        assert current is not None
+        current.pending = None
+        owner = owner_of(target)
+        source.product(target.parts()[0][1], True if owner is None or owner.filled else None)
+    else:
+        run.state()
+        binary_into(target, OPERATORS[name], target, source)
+    named = isinstance(target, Whole) and target.owner is None
+    return target if named or isinstance(target, PendingValue) else Updated(target)
 
 
 def _unary(op: Operator, x: Any, dtype: DTypeLike | None, mask: MaskLike) -> Any:
@@ -104,7 +118,6 @@ def _make_unary(op: Operator) -> Callable:
 def named(function: Any, op: Operator, name: str) -> Any:
     function.__name__ = function.__qualname__ = name
     function.operator = op
-    FUNCTIONS[name] = function
     return function
 
 

@@ -13,13 +13,13 @@ from nki.ir.tensor import NkiTensor
 from nki.language.operands import is_number
 
 from . import state as run
+from . import tensor_engine, vector_engine
 from .assignment import fill, write
 from .failures import failure
 from .indices import Box
 from .masks import MaskLike, rows_of
 from .masks import where as mask_of
 from .operands import common_shape, in_sbuf, operand_of, operator_of, result_dtype, stretched, tile_of
-from .operators import FUNCTIONS
 from .regions import copy_pieces, empty_of, fitted, move
 from .tensor import LoopReduction, PendingValue, Tensor, Whole, broadcast, value
 from .types import DTypeLike, new_dtype
@@ -121,11 +121,11 @@ def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: MaskLike = None, 
     if not transpose_x:
         run.state()
         x = Whole(in_sbuf(new.transpose(tile_of(x, "matmul", "x"))))
-    return FUNCTIONS["nc_matmul"](x, y, mask=mask)
+    return tensor_engine.nc_matmul(x, y, mask=mask)
 
 
 def transpose(x: Any, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object) -> Any:
-    return FUNCTIONS["nc_transpose"](x, mask=mask, dtype=dtype)
+    return tensor_engine.nc_transpose(x, mask=mask, dtype=dtype)
 
 
 def gather_flattened(
@@ -138,7 +138,7 @@ def gather_flattened(
 
 
 def dropout(x: Any, rate: Any, dtype: DTypeLike | None = None, mask: MaskLike = None, **_: object) -> Any:
-    return FUNCTIONS["isa.dropout"](x, rate, dtype=dtype, mask=mask)
+    return vector_engine.dropout(x, rate, dtype=dtype, mask=mask)
 
 
 def loop_reduce(

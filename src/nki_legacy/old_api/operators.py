@@ -1,16 +1,16 @@
-"""Operators on tensors of the old API: each becomes an `nl` function."""
+"""Python's operators on tensors of the old API.
+
+Each is an `nl` function. Tensors are below these functions, so they get their operators here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-
-class Operators:
-    """`a + b`, `a += b`, `a < b` and their kind."""
-
-    __array_ufunc__ = None
-    __hash__ = object.__hash__
-
+from .assignment import assign
+from .elementwise import ELEMENTWISE, accumulate
+from .tensor import Tensor, Updated, index
 
 _BINARY = {
     "add": "add",
@@ -24,6 +24,8 @@ _BINARY = {
     "and": "bitwise_and",
     "or": "bitwise_or",
     "xor": "bitwise_xor",
+}
+_COMPARISONS = {
     "lt": "less",
     "le": "less_equal",
     "gt": "greater",
@@ -32,37 +34,43 @@ _BINARY = {
     "ne": "not_equal",
 }
 _UNARY = {"neg": "negative", "invert": "invert", "abs": "abs"}
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
-FUNCTIONS: dict[str, Any] = {}  # filled by those who have them: tensors are below the language
+def _forward(name: str) -> Callable:
+    function = ELEMENTWISE[name]
 
-
-def _function(name: str) -> Any:
-    return FUNCTIONS[name]
-
-
-def _give(short: str, name: str) -> None:
-    def forward(self: Any, other: Any) -> Any:
+    def operator(self: Any, other: Any) -> Any:
         if other is None or isinstance(other, str):
             return NotImplemented
-        return _function(name)(self, other)
+        return function(self, other)
 
-    def backward(self: Any, other: Any) -> Any:
-        return _function(name)(other, self)
-
-    def inplace(self: Any, other: Any) -> Any:
-        return _function("accumulate")(self, other, name)
-
-    methods = {f"__{short}__": forward}
-    if short not in _COMPARISONS:
-        methods |= {f"__r{short}__": backward, f"__i{short}__": inplace}
-    for method, function in methods.items():
-        function.__name__ = method
-        setattr(Operators, method, function)
+    return operator
 
 
-for _short, _name in _BINARY.items():
-    _give(_short, _name)
-for _short, _name in _UNARY.items():
-    setattr(Operators, f"__{_short}__", lambda self, name=_name: _function(name)(self))
+def _backward(name: str) -> Callable:
+    function = ELEMENTWISE[name]
+    return lambda self, other: function(other, self)
+
+
+def _in_place(name: str) -> Callable:
+    return lambda self, other: accumulate(self, other, name)
+
+
+def _set_item(self: Tensor, key: Any, value: Any) -> None:
+    if not isinstance(value, Updated):  # t[key] += value has been done
+        assign(index(self, key), value)
+
+
+_OPERATORS: dict[str, Callable] = {
+    **{f"__{short}__": _forward(name) for short, name in {**_BINARY, **_COMPARISONS}.items()},
+    **{f"__r{short}__": _backward(name) for short, name in _BINARY.items()},
+    **{f"__i{short}__": _in_place(name) for short, name in _BINARY.items()},
+    **{f"__{short}__": lambda self, name=name: ELEMENTWISE[name](self) for short, name in _UNARY.items()},
+    "__setitem__": _set_item,
+}
+
+
+def give_operators() -> None:
+    """Give tensors Python's operators."""
+    for method, function in _OPERATORS.items():
+        setattr(Tensor, method, function)

@@ -26,16 +26,16 @@ from .indices import Box, Index, IndexGrid, full, product
 from .keys import RowNumbers, form_of, region_of, repeated_region
 from .loops import Loop
 from .masks import MaskLike, Where, where
-from .operators import FUNCTIONS, Operators
 from .regions import IndexedRegion, as_rows, empty_of, fitted, gather, move, reshaped
 from .types import DTypeLike, new_dtype, old_dtype
 
 Emit = Callable[[NkiTensor, Box | None], object]
 
 
-class Tensor(Operators):
-    """A tensor as kernels see it. `tile()` is the tensor of `nki` behind it."""
+class Tensor:
+    """A tensor as kernels see it. `tile()` is the tensor of `nki` behind it; operators.py adds to it."""
 
+    __array_ufunc__ = None  # numpy leaves operators to the tensor
     shape: tuple[int, ...]
     kind: DType  # the dtype of `nki`
     region: MemoryRegion
@@ -79,11 +79,6 @@ class Tensor(Operators):
 
     def __getitem__(self, key: Any) -> Tensor:
         return index(self, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if isinstance(value, Updated):  # t[key] += value has been done
-            return
-        FUNCTIONS["assign"](index(self, key), value)
 
     def __bool__(self) -> bool:
         if not self.on_chip:

@@ -20,7 +20,6 @@ from .indices import Box, IndexMask
 from .masks import MaskLike
 from .masks import where as mask_of
 from .operands import cast, in_sbuf, tile_of
-from .operators import FUNCTIONS
 from .reductions import boxed
 from .regions import empty_of
 from .tensor import Whole, value
@@ -165,6 +164,3 @@ def _transpose_into(out: NkiTensor, tile: NkiTensor, chosen: Any) -> None:
     middle = empty_of((tile.shape[1], tile.shape[0]), kind, PSUM)
     new.nc_transpose(middle, source, engine=tensor_engine)
     new.tensor_copy(out, middle.view(tile.dtype) if bits else middle)
-
-
-FUNCTIONS |= {"nc_matmul": nc_matmul, "nc_transpose": nc_transpose}

@@ -32,7 +32,6 @@ from .operands import (
     stretched,
     tile_of,
 )
-from .operators import FUNCTIONS
 from .reductions import boxed, reduce_tile
 from .regions import empty_of, fitted
 from .tensor import Tensor, value
@@ -305,6 +304,3 @@ def _statistics(
         cuts = (masked.box[0], slice(0, count))
         return boxed(shape, masked_dtype, lambda out, box: instruction(out, part), cuts)
     return value(shape, dtype, lambda out, box: instruction(out, part))
-
-
-FUNCTIONS["isa.dropout"] = dropout
