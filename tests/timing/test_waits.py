@@ -8,7 +8,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 from nki.ir.boxes import box, space_of
-from nki.ir.dependences import RAW, AccessHistory, TensorHistory
+from nki.ir.dependences import RAW, WAR, WAW, AccessHistory, wait
 from nki.timing.access_columns import AccessColumns, accesses
 from nki.timing.entries import SignatureNumbers
 from nki.timing.operation import SPACE
@@ -73,6 +73,36 @@ def planned(program, as_written):
     return plan
 
 
+class TensorAccesses:
+    """The accesses of a tensor whose slices are not told apart; `apart` gets the waits that share no byte."""
+
+    def __init__(self, apart):
+        self.apart, self.writes, self.reads, self.is_written = apart, {}, {}, False
+
+    def read(self, number, box, waits):
+        for other, writer in self.writes.items():
+            self._wait(number, writer, box.overlaps(other), RAW, waits)
+        if self.is_written:
+            self.reads, self.is_written = {}, False
+        self.reads.setdefault(box, []).append(number)
+
+    def write(self, number, box, waits):
+        for other, readers in self.reads.items():
+            for reader in readers:
+                self._wait(number, reader, box.overlaps(other), WAR, waits)
+        for other, writer in list(self.writes.items()):
+            if box.overlaps(other):
+                wait(waits, number, writer, WAW)
+                if box.contains(other):
+                    del self.writes[other]
+        self.writes[box], self.is_written = number, True
+
+    def _wait(self, number, other, shares, why, waits):
+        if other != number and other not in waits and not shares:
+            self.apart.setdefault(number, set()).add(other)
+        wait(waits, number, other, why)
+
+
 def expected_waits(plan, as_written):
     """The waits for data of each operation, and those that share no byte, one access after the other."""
     spaces, apart, found = {}, {}, []
@@ -88,7 +118,7 @@ def expected_waits(plan, as_written):
                 if storage in in_hbm[0] ^ in_hbm[1]:
                     continue
                 is_tensor = as_written and storage.on_chip and storage.address is None
-                new = TensorHistory(apart) if is_tensor else AccessHistory()
+                new = TensorAccesses(apart) if is_tensor else AccessHistory()
                 history = spaces.setdefault(space_of(storage), new)
                 (history.write if way else history.read)(index, box(view), found[-1])
     return found, apart

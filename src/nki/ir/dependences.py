@@ -71,51 +71,6 @@ class AccessHistory:
         writes[box] = number
 
 
-class TensorHistory(AccessHistory):
-    """The accesses of a tensor whose slices a compiler does not tell apart.
-
-    A read waits for every write before it, a write for every read; writes of two slices need no order.
-    `apart` gets the waits of each access for others that share no byte with it.
-    """
-
-    __slots__ = ("apart", "is_written")
-
-    def __init__(self, apart: dict[int, set[int]]) -> None:
-        super().__init__()
-        self.apart = apart
-        self.is_written = False  # since the last read
-
-    def read(self, number: int, box: Box, waits: Waits) -> None:
-        for other, writer in self.writes.items():
-            if writer != number:
-                if writer not in waits and not box.overlaps(other):
-                    self._set_apart(number, writer)
-                waits[writer] = RAW
-        if self.is_written:  # this read waits for writes, which waited for the reads before them
-            self.reads.clear()
-            self.is_written = False
-        self.reads.setdefault(box, []).append(number)
-
-    def write(self, number: int, box: Box, waits: Waits) -> None:
-        for other, readers in self.reads.items():
-            shares = box.overlaps(other)
-            for reader in readers:
-                if reader != number and reader not in waits:
-                    if not shares:
-                        self._set_apart(number, reader)
-                    waits[reader] = WAR
-        for other, writer in list(self.writes.items()):
-            if box.overlaps(other):
-                wait(waits, number, writer, WAW)
-                if box.contains(other):
-                    del self.writes[other]
-        self.writes[box] = number
-        self.is_written = True
-
-    def _set_apart(self, number: int, other: int) -> None:
-        self.apart.setdefault(number, set()).add(other)
-
-
 def wait(waits: Waits, number: int, other: int, why: str) -> None:
     """Add that access `number` waits for another one: if for more than one reason, for its data."""
     if other != number and (other not in waits or why == RAW):

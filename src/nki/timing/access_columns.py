@@ -36,6 +36,7 @@ class AccessColumns:
         """`program` has the columns of these instructions, as those of one of its cores."""
         self.instructions = instructions
         columns = program.of(core)
+        self.boxes: list[Box] = []  # by number
         self._box_numbers: dict[Box, int] = {}
         by_signature = [self._accesses(sample) for sample in columns.samples]
         known = [found or [] for found in by_signature]
@@ -53,7 +54,6 @@ class AccessColumns:
         unknown = np.array([found is None for found in by_signature], np.bool_)
         if unknown.any():
             self._add_each(np.nonzero(unknown[columns.signature])[0].tolist(), program)
-        self.boxes = [*self._box_numbers]
         self.storages = program.storages
         self._kinds, _ = program.storage_kinds
 
@@ -74,9 +74,7 @@ class AccessColumns:
         ]
 
     def _access(self, place: int, view: View, is_write: bool) -> Access:
-        number = NO_BOX
-        if view.on_chip:
-            number = self._box_numbers.setdefault(box(view), len(self._box_numbers))
+        number = self.box_number(box(view)) if view.on_chip else NO_BOX
         return Access(place, is_write, number, is_write and view.covers_storage())
 
     def _add_each(self, positions: Sequence[int], program: ProgramColumns) -> None:
@@ -106,10 +104,17 @@ class AccessColumns:
         reads, writes = accesses(self.instructions[position])
         return (*reads, *writes)[number - int(np.searchsorted(self.position, position))]
 
-    def box_of(self, number: int) -> Box:
-        """Return the box of an access."""
+    def box_number(self, found: Box) -> int:
+        """Return the number of a box."""
+        number = self._box_numbers.setdefault(found, len(self.boxes))
+        if number == len(self.boxes):
+            self.boxes.append(found)
+        return number
+
+    def box_of(self, number: int) -> int:
+        """Return the number of the box of an access."""
         found = int(self.box[number])
-        return box(self.view(number)) if found == NO_BOX else self.boxes[found]
+        return self.box_number(box(self.view(number))) if found == NO_BOX else found
 
 
 class Accesses(NamedTuple):

@@ -1,7 +1,7 @@
 """What the operations of a core wait for: found from columns of accesses, once all operations are in order.
 
 The accesses of a storage are planned in program order, however early its load is. Where all of them touch the
-same bytes, its last writer and the readers since are found by sorting; otherwise `AccessHistory` compares
+same bytes, its last writer and the readers since are found by sorting; otherwise histories compare
 boxes. An operation that has several reasons to wait for another waits for its data, or else for the first.
 """
 
@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ir.boxes import Box, space_of, whole_box
+from ..ir.boxes import space_of, whole_box
 from ..ir.columns import Numbers
-from ..ir.dependences import RAW, WAR, WAW, AccessHistory, TensorHistory, Waits
+from ..ir.dependences import RAW, WAR, WAW
+from ..ir.storage import Storage
 from .access_columns import AccessColumns
 from .edges import REASON_NUMBERS, Edges
+from .histories import BoxHistory, Overlaps, TensorHistory, WaitRows
 from .operation import SPACE
 from .sbuf_pool import SbufPool
 from .uses import PSUM_TILE, SBUF_TILE, TileUses
@@ -77,10 +79,15 @@ def joined(found: Iterable[Found]) -> tuple[Edges, Apart]:
     pairs = keys[at]
     users, producers = pairs >> 32, pairs & 0xFFFFFFFF
     reasons = np.where(for_data, REASON_NUMBERS[RAW], why[at])
-    apart: Apart = {}
-    for one, other in zip(users[is_apart[at]].tolist(), producers[is_apart[at]].tolist(), strict=True):
-        apart.setdefault(one, set()).add(other)
+    apart = _grouped(users[is_apart[at]], producers[is_apart[at]])
     return Edges(producers.astype(np.int32), users.astype(np.int32), reasons.astype(np.int8)), apart
+
+
+def _grouped(users: Numbers, producers: Numbers) -> Apart:
+    """Return the producers of each user; users are sorted."""
+    numbers, first = np.unique(users, return_index=True)
+    bounds, others = [*first.tolist(), len(users)], producers.tolist()
+    return {user: {*others[bounds[i] : bounds[i + 1]]} for i, user in enumerate(numbers.tolist())}
 
 
 # ---- space ---------------------------------------------------------------------------------------
@@ -178,45 +185,47 @@ class AccessWaits:
 
     def _of_boxes(self, chosen: list[int], waits: PlannedWaits) -> Found:
         """Return the waits of accesses that overlap in part, or share memory with other storages."""
-        spaces: dict[Any, AccessHistory] = {}
-        apart: Apart = {}
-        rows: list[tuple[int, int, int, int]] = []
-        storages, count = self.uses.storages, len(self.found.storage)
-        operations = [*self.operation.tolist(), *(index for index, _, _ in waits.spills)]
-        for number, storage, is_write, touched in self._in_order(chosen, waits):
+        accesses, storages = self._in_order(chosen, waits), self.uses.storages
+        boxes = self.found.boxes
+        spaces: dict[Any, BoxHistory | TensorHistory] = {}
+        rows, overlaps = WaitRows(), Overlaps(boxes)
+        for _, number, storage, is_write, box in accesses:
             key = space_of(storages[storage])
-            if key not in spaces:
-                spaces[key] = self._history(storage, apart)
-            needed: Waits = {}
-            (spaces[key].write if is_write else spaces[key].read)(number, touched, needed)
-            for other, why in needed.items():
-                rows.append((number, other, REASON_NUMBERS[why], other in apart.get(number, ())))
-        user, producer, reasons, is_apart = np.array(rows, np.int64).reshape(-1, 4).T
-        op = np.array(operations, np.int64)
-        order = np.where(user < count, 2 * user, 0)
-        return Found(op[user], op[producer], reasons, order, is_apart.astype(np.bool_))
+            history = spaces.get(key)
+            if history is None:
+                is_tensor = self._is_tensor(storages[storage])
+                history = spaces[key] = TensorHistory(overlaps) if is_tensor else BoxHistory(boxes)
+            (history.write if is_write else history.read)(number, box, rows)
+            rows.end()
+        count, numbers = len(self.found.storage), np.array([row[1] for row in accesses], np.int64)
+        operation = np.append(self.operation, [index for index, _, _ in waits.spills]).astype(np.int64)
+        ends = np.array([0, *rows.ends], np.int64)
+        counts = ends[1:] - ends[:-1]
+        return Found(
+            np.repeat(operation[numbers], counts),
+            operation[np.array(rows.producers, np.int64)],
+            np.array(rows.reasons, np.int64),
+            np.repeat(np.where(numbers < count, 2 * numbers, 0), counts),
+            np.array(rows.apart, np.bool_),
+        )
 
-    def _history(self, storage: int, apart: Apart) -> AccessHistory:
-        """Return an empty history of a storage, or of all that share its memory.
+    def _is_tensor(self, storage: Storage) -> bool:
+        """True for tensors on chip, whose slices nki 0.6.0 does not tell apart (kiln's notes).
 
-        nki 0.6.0 does not tell slices of a tensor on chip apart (kiln's notes): ring buffers that are slices
-        of one tensor wait for each other.
+        Ring buffers that are slices of one tensor wait for each other.
         """
-        found = self.uses.storages[storage]
-        whole = self.as_written and found.on_chip and found.address is None
-        return TensorHistory(apart) if whole else AccessHistory()
+        return self.as_written and storage.on_chip and storage.address is None
 
-    def _in_order(self, chosen: list[int], waits: PlannedWaits) -> list[tuple[int, int, bool, Box]]:
-        """Return accesses as (number, storage, is write, box), as they are planned; spills too."""
+    def _in_order(self, chosen: list[int], waits: PlannedWaits) -> list[tuple[int, int, int, bool, int]]:
+        """Return accesses as (operation, number, storage, is write, box), as they are planned; spills too."""
         found, count = self.found, len(self.found.storage)
-        rows = [
-            (int(self.operation[n]), n, int(found.storage[n]), bool(found.is_write[n]), found.box_of(n))
-            for n in chosen
-        ]
+        columns = (self.operation[chosen].tolist(), chosen, found.storage[chosen].tolist())
+        rows = [*zip(*columns, found.is_write[chosen].tolist(), map(found.box_of, chosen), strict=True)]
         for number, (index, is_reload, tile) in enumerate(waits.spills, count):
             storage = int(self.uses.sbuf.storage[tile])
-            rows.append((index, number, storage, is_reload, whole_box(self.uses.storages[storage])))
-        return [row[1:] for row in sorted(rows)]
+            box = found.box_number(whole_box(self.uses.storages[storage]))
+            rows.append((index, number, storage, is_reload, box))
+        return sorted(rows)
 
 
 def _last_before(chosen: np.ndarray, at: Numbers) -> Numbers:
