@@ -39,6 +39,8 @@ def _raw_names(names: Iterable[str]) -> list[Any]:
 
 
 _RAW_VARIABLES, _RAW_PLATFORM = _raw_names(VARIABLES), _raw_names(_PLATFORM)
+_DEVICE, _DEBUG = ("OPEN_NKI_DEVICE",), ("NEURON_FRAMEWORK_DEBUG",)
+_RAW_DEVICE, _RAW_DEBUG = _raw_names(_DEVICE), _raw_names(_DEBUG)
 
 
 def _settings(names: Sequence[str], raw_names: Sequence[Any]) -> tuple:
@@ -143,14 +145,14 @@ def checked_device(name: str, what: str) -> str:
 def chosen_device() -> str:
     """Return the option `device` alone, without reading the others."""
     found = _chosen.get().get("device")
-    if found is None and "OPEN_NKI_DEVICE" in os.environ:  # to get what is not set takes longer
+    if found is None and _settings(_DEVICE, _RAW_DEVICE) != (None,):
         found = os.environ["OPEN_NKI_DEVICE"].strip()
     return found or ""
 
 
 def framework_debug() -> bool:
     """NEURON_FRAMEWORK_DEBUG: whether torch and jax keep the programs they stage. Not an option."""
-    return "NEURON_FRAMEWORK_DEBUG" in os.environ and _flag("NEURON_FRAMEWORK_DEBUG")
+    return _settings(_DEBUG, _RAW_DEBUG) != (None,) and _flag("NEURON_FRAMEWORK_DEBUG")
 
 
 def cache_folder() -> Path:

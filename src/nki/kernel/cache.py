@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,13 +86,20 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
         self._usage: dict[SameFunction, _Usage] = {}
         self._evicted: LRUCache[int, bool] = LRUCache(4096)  # hashes of keys
         self._again = 0  # evicted programs that were recorded again
+        self._newest = 0  # the id of the entry at the end, where it is known
+        self._functions: dict[int, SameFunction] = {}  # by id: one object for each, which is fast to compare
 
     def key(self, function: Any, arguments: Any, unknown: str | None, context: tuple) -> Any:
         """Return the key of a call, from that of its arguments; None when it cannot be told from others."""
-        try:
-            same = SameFunction(function)
-        except TypeError:  # an object without weak references
-            return None
+        same = self._functions.get(id(function))
+        if same is None or same.ref() is not function:
+            try:
+                same = SameFunction(function)
+            except TypeError:  # an object without weak references
+                return None
+            if len(self._functions) > MANY:
+                self._functions.clear()
+            self._functions[id(function)] = same
         if unknown is None:
             return same, arguments, context
         usage = self._usage_of(same)
@@ -111,14 +117,16 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
                 self.discard(key)
             found = None
         usage = self._usage_of(key[0])
-        with self.lock, suppress(KeyError):
+        with self.lock:
             if found is None or found.program is None:
                 usage.misses += 1
                 self.misses += 1
-            else:
-                usage.hits += 1
-                self.hits += 1
+                return found
+            usage.hits += 1
+            self.hits += 1
+            if id(found) != self._newest and key in self:
                 self.move_to_end(key)
+                self._newest = id(found)
         return found
 
     def _usage_of(self, function: SameFunction) -> _Usage:
@@ -163,7 +171,7 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
         with self.lock:
             self._forget_functions()
             self._warn_of_thrashing(key, limit)
-            self.limit = limit
+            self.limit, self._newest = limit, 0
             self.put(key, entry, _bytes(entry))
 
     def _forget_functions(self) -> None:
@@ -212,7 +220,8 @@ class ProgramCache(LRUCache[Any, CachedProgram]):
         super().clear()
         self._usage.clear()
         self._evicted.clear()
-        self._again = 0
+        self._functions.clear()
+        self._again = self._newest = 0
 
 
 def _bytes(entry: CachedProgram) -> int:

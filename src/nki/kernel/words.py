@@ -49,7 +49,7 @@ class Words:
 
     def read(self) -> np.ndarray:
         """Return the words, in order."""
-        return self._memory.take(self._numbers)
+        return self._memory.take(self._numbers, mode="clip")  # all are inside; this takes half of the time
 
 
 def is_heap_type(cls: type) -> bool:

@@ -240,12 +240,15 @@ class GraphOrder:
         if is_default and self.default is not None:  # a stream keeps its order
             return self.default
         stream = self.current_stream(self.where)
+        if self.default is not None:
+            self.done.record(self.default)  # only now: most often no other stream follows
         stream.wait_event(self.done)
         self.default = stream if is_default else None
         return stream
 
     def end(self, stream: Any) -> None:
-        self.done.record(stream)
+        if self.default is None:  # a stream that may be captured later
+            self.done.record(stream)
 
 
 @contextmanager
