@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ..ir.boxes import Box, box
-from ..ir.columns import Numbers, ProgramColumns
+from ..ir.columns import ProgramColumns
 from ..ir.effects import effects
 from ..ir.instruction import Instruction
 from ..ir.storage import Storage
 from ..ir.view import View
 
+Numbers = np.ndarray  # of integers, those of accesses and tiles of 32 bits, since there are many
 NO_BOX = -1  # of HBM, where boxes of one signature differ
 
 
@@ -41,15 +42,15 @@ class AccessColumns:
         by_signature = [self._accesses(sample) for sample in columns.samples]
         known = [found or [] for found in by_signature]
         counts = np.array([len(found) for found in known], np.int64)
-        table = np.array([access for found in known for access in found], np.int64).reshape(-1, 4)
+        table = np.array([access for found in known for access in found], np.int32).reshape(-1, 4)
         each = counts[columns.signature]
-        self.position: Numbers = np.repeat(np.arange(len(each)), each)
+        self.position = np.repeat(np.arange(len(each), dtype=np.int32), each)
         first_row = (np.cumsum(counts) - counts)[columns.signature] - (np.cumsum(each) - each)
         rows = table[np.arange(len(self.position)) + np.repeat(first_row, each)]
         first_view = np.repeat(np.cumsum(columns.views) - columns.views, each)
-        self.storage: Numbers = columns.storage[first_view + rows[:, 0]]
+        self.storage = columns.storage[first_view + rows[:, 0]].astype(np.int32)
         self.is_write = rows[:, 1].astype(np.bool_)
-        self.box: Numbers = rows[:, 2]
+        self.box = rows[:, 2].copy()
         self.is_whole = rows[:, 3].astype(np.bool_)
         unknown = np.array([found is None for found in by_signature], np.bool_)
         if unknown.any():

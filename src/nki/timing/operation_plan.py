@@ -14,18 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ..ir.caches import cached_property
-from ..ir.columns import Numbers
 from ..ir.dependences import RAW
 from ..ir.instruction import InstructionCost, State
 from ..ir.transfer_instruction import TransferInstruction
 from ..machine.machine import Machine
-from .access_columns import AccessColumns, Accesses, accesses
+from .access_columns import AccessColumns, Accesses, Numbers, accesses
 from .entries import CoreInstructions
 from .operation import ORDER, Operation
 from .operation_table import OperationTable
 from .sbuf_pool import SbufPool
-from .uses import SBUF_TILE, TileUses
-from .waits import EARLY, AccessWaits, Apart, Found, PlannedWaits, joined, space_waits
+from .uses import SBUF_TILE, TileUses, as_array
+from .waits import EARLY, LATE, AccessWaits, Apart, Found, PlannedWaits, joined, space_waits
 
 
 class OperationPlan:
@@ -64,7 +63,7 @@ class OperationPlan:
         whole = self._written_whole()
         self.is_made_once: list[bool] = self._made_once(whole).tolist()  # of each tile
         self.without_inputs = self._without_inputs()
-        self.loads: list[int] = self._loads(whole).tolist()  # of each tile: its plain load, or -1
+        self.loads = as_array(self._loads(whole))  # of each tile: its plain load, or -1
         self._begin_at, self._end_at, self._ended = self._begins_and_ends()
         self.sbuf = SbufPool(self, self.uses, machine.sbuf_usable_bytes)
         self.spill_bytes = 0
@@ -93,8 +92,8 @@ class OperationPlan:
     def add_waits(self, found: Iterable[tuple[int, int]]) -> None:
         """Make operations wait for the results of others."""
         users, producers = np.array([*found], np.int64).reshape(-1, 2).T
-        producer, user, why = (column.astype(np.int64) for column in self.table.edges)
-        planned = Found(user, producer, why, np.zeros(len(user), np.int64), np.zeros(len(user), np.bool_))
+        producer, user, why = self.table.edges
+        planned = Found.of(user, producer, why, LATE)
         self.table.edges, _ = joined([planned, Found.of(users, producers, RAW, EARLY)])
         self.__dict__.pop("operations", None)
 
@@ -137,7 +136,7 @@ class OperationPlan:
         constant = self.uses.is_one_sided[found.storage[read_at[first]]]
         return np.where(whole & moves[first] & (counts[first] == 1) & constant, first, -1)
 
-    def _begins_and_ends(self) -> tuple[list[int], list[int], list[int]]:
+    def _begins_and_ends(self) -> tuple[array[int], array[int], array[int]]:
         """Return where tiles are used first and last.
 
         Those that position i uses first are the tiles from begin_at[i] to begin_at[i + 1], those that it uses
@@ -146,7 +145,7 @@ class OperationPlan:
         tiles, positions = self.uses.sbuf, np.arange(len(self.instructions) + 1)
         ended = np.argsort(tiles.access[tiles.start[1:] - 1])
         begin_at, end_at = (np.searchsorted(at, positions) for at in (tiles.first, tiles.last[ended]))
-        return begin_at.tolist(), end_at.tolist(), ended.tolist()
+        return as_array(begin_at), as_array(end_at), as_array(ended)
 
     @cached_property
     def _tiles_at(self) -> list[list[tuple[int, ...]]]:
@@ -207,7 +206,10 @@ class OperationPlan:
     def _finish(self) -> None:
         """Find what the operations wait for, and drop what only planning needs."""
         self._add_order()
-        operation_at, made_once = np.array(self.operation_at, np.int64), np.array(self.is_made_once, np.bool_)
+        operation_at, made_once = np.array(self.operation_at, np.int32), np.array(self.is_made_once, np.bool_)
+        self.sbuf.end()
+        self.__dict__.pop("_tiles_at", None)
+        del self.operation_at, self.is_made_once, self.loads, self._begin_at, self._end_at, self._ended
         waits = AccessWaits(self.found, self.uses, operation_at, self.as_written)
         found = [
             *self.waits.found(),
@@ -218,8 +220,7 @@ class OperationPlan:
         self.table.finish(self.engines, edges)
         self.sbuf.finish()
         self.uses.finish()
-        self.__dict__.pop("_tiles_at", None)
-        del self.found, self.waits, self.operation_at, self._begin_at, self._end_at, self._ended
+        del self.found, self.waits
 
     # ---- order -----------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ..ir.columns import Numbers
 from ..ir.liveness import RangeMaximum, live_bytes, union_size
 from ..machine.machine import Machine
+from .access_columns import Numbers
 from .sbuf_pool import Ahead
 from .uses import TileUses
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.columns import Numbers
 from ..ir.dependences import RAW, WAR, WAW
 from ..ir.liveness import RangeMaximum, live_bytes, union_size
+from .access_columns import Numbers
 from .operation import SPACE
-from .uses import TileColumns, TileUses
+from .uses import TileColumns, TileUses, as_array
 
 
 class Ahead:
@@ -90,10 +90,10 @@ class SbufPool:
     def __init__(self, plan: Any, uses: TileUses, capacity: int):
         self.plan = plan
         tiles = uses.sbuf
-        self.uses: list[int] = tiles.position.tolist()  # of all tiles, one after the other
-        self.is_write: list[bool] = tiles.is_write.tolist()
-        self.start: list[int] = tiles.start.tolist()
-        self.sizes: list[int] = uses.sizes.tolist()
+        self.uses = as_array(tiles.position)  # of all tiles, one after the other
+        self.is_write = bytes(tiles.is_write)
+        self.start = as_array(tiles.start)
+        self.sizes = as_array(uses.sizes)
         self.next_use = self.start[:-1]  # of each tile: at the least the uses before it are done
         self.freed_by = _only_engines(plan.engines, tiles, tiles.since_write())  # of tiles never away
         self.capacity = max(0, capacity - union_size(uses.sbuf_placed))
@@ -361,10 +361,14 @@ class SbufPool:
             waits.spills.append((index, True, tile))
         away.base, away.since = index, self._next_use(tile)
 
+    def end(self) -> None:
+        """Drop what only the order of the operations needs, and the plan, which refers to this."""
+        del self.plan, self.uses, self.is_write, self.start, self.sizes, self.next_use, self.freed_by
+        del self.free, self.resident, self.away, self.ahead
+
     def finish(self) -> None:
-        """Drop what only planning needs, and the reference to the plan, which refers to this."""
-        del self.plan, self.uses, self.is_write, self.start, self.next_use, self.freed_by
-        del self.takers, self.givers, self.space_waits, self.free
+        """Drop who waits for whose space."""
+        del self.takers, self.givers, self.space_waits, self.stayed
 
 
 def _only_engines(engines: Sequence[str], tiles: TileColumns, since: Numbers) -> list[str | None]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ..ir.columns import Numbers
 from ..ir.liveness import address_range
 from ..ir.storage import Storage
 from ..machine.machine import Machine
 from ..machine.memories import PSUM, SBUF
-from .access_columns import AccessColumns
+from .access_columns import AccessColumns, Numbers
 
 HBM, SBUF_TILE, PSUM_TILE, SBUF_PLACED, PSUM_PLACED = range(5)  # where a storage is
+
+
+def as_array(column: np.ndarray) -> array[int]:
+    """Return a column whose elements Python reads one by one, in fewer bytes than a list."""
+    return array("i", column.astype(np.intc).tobytes())
 
 
 class TileColumns(NamedTuple):
@@ -112,4 +117,5 @@ def _tiles(found: AccessColumns, chosen: np.ndarray) -> TileColumns:
     (at,) = np.nonzero(begins)
     written = np.logical_or.reduceat(is_write[order], at) if len(at) else is_write[:0]
     start = np.searchsorted(tiles[at], np.arange(len(numbers) + 1))
-    return TileColumns(numbers[by_first_use], start, positions[at], written, order[at], tile)
+    storages = numbers[by_first_use]
+    return TileColumns(storages, start.astype(np.int32), positions[at], written, order[at], tile)

@@ -13,34 +13,41 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir.boxes import space_of, whole_box
-from ..ir.columns import Numbers
 from ..ir.dependences import RAW, WAR, WAW
 from ..ir.storage import Storage
-from .access_columns import AccessColumns
+from .access_columns import AccessColumns, Numbers
 from .edges import REASON_NUMBERS, Edges
 from .histories import BoxHistory, Overlaps, TensorHistory, WaitRows
 from .operation import SPACE
 from .sbuf_pool import SbufPool
 from .uses import PSUM_TILE, SBUF_TILE, TileUses
 
-EARLY, LATE = -1, 1 << 60  # before and after the reasons that accesses give
+EARLY, LATE = -1, (1 << 31) - 1  # before and after the reasons that accesses give
+LOW = (1 << 32) - 1
 Apart = dict[int, set[int]]  # operation -> those it waits for that share no byte with it
 
 
 class Found(NamedTuple):
     """Reasons to wait, one element for each; `order` tells which of one operation come first."""
 
-    user: Numbers
-    producer: Numbers
-    why: Numbers  # index in REASONS
-    order: Numbers
+    pair: Numbers  # the number of an operation << 32, and that of the one it waits for
+    why: np.ndarray  # index in REASONS
+    order: np.ndarray
     is_apart: np.ndarray  # the accesses share no byte
 
     @staticmethod
-    def of(user: Numbers, producer: Numbers, why: str, order: Numbers | int) -> Found:
-        size = len(user)
-        reasons, apart = np.full(size, REASON_NUMBERS[why]), np.zeros(size, np.bool_)
-        return Found(user, producer, reasons, np.broadcast_to(order, size), apart)
+    def of(
+        user: Numbers,
+        producer: Numbers,
+        why: np.ndarray | str,
+        order: np.ndarray | int,
+        is_apart: np.ndarray | bool = False,
+    ) -> Found:
+        """Return reasons in as few bytes as possible: there are several for each operation."""
+        number = REASON_NUMBERS[why] if isinstance(why, str) else why
+        columns = ((number, np.int8), (order, np.int32), (is_apart, np.bool_))
+        parts = (np.broadcast_to(np.asarray(value, dtype), len(user)) for value, dtype in columns)
+        return Found(user.astype(np.int64) << 32 | producer, *parts)
 
 
 class PlannedWaits:
@@ -62,25 +69,25 @@ class PlannedWaits:
     def found(self) -> Iterator[Found]:
         for rows, order in ((self.early, EARLY), (self.late, LATE)):
             user, producer, why = np.array(rows, np.int64).reshape(-1, 3).T
-            yield Found(user, producer, why, np.full(len(rows), order), np.zeros(len(rows), np.bool_))
+            yield Found.of(user, producer, why, order)
 
 
 def joined(found: Iterable[Found]) -> tuple[Edges, Apart]:
     """Return one edge for each pair of operations, sorted; and those that share no byte."""
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    user, producer, why, order, is_apart = (column[columns[0] != columns[1]] for column in columns)
-    keys = user << 32 | producer
-    by_order = np.lexsort((order, keys))
-    keys, why, is_apart = keys[by_order], why[by_order], is_apart[by_order]
-    first = np.ones(len(keys), np.bool_)
-    first[1:] = keys[1:] != keys[:-1]
+    pair, why, order, is_apart = (np.concatenate(column) for column in zip(*found, strict=True))
+    others = pair >> 32 != pair & LOW  # nothing waits for itself
+    if not others.all():
+        pair, why, order, is_apart = pair[others], why[others], order[others], is_apart[others]
+    by_order = np.lexsort((order, pair))
+    pair, why, is_apart = pair[by_order], why[by_order], is_apart[by_order]
+    first = np.ones(len(pair), np.bool_)
+    first[1:] = pair[1:] != pair[:-1]
     (at,) = np.nonzero(first)
     for_data = np.logical_or.reduceat(why == REASON_NUMBERS[RAW], at) if len(at) else first
-    pairs = keys[at]
-    users, producers = pairs >> 32, pairs & 0xFFFFFFFF
-    reasons = np.where(for_data, REASON_NUMBERS[RAW], why[at])
+    reasons = np.where(for_data, np.int8(REASON_NUMBERS[RAW]), why[at])
+    users, producers = (pair[at] >> 32).astype(np.int32), (pair[at] & LOW).astype(np.int32)
     apart = _grouped(users[is_apart[at]], producers[is_apart[at]])
-    return Edges(producers.astype(np.int32), users.astype(np.int32), reasons.astype(np.int8)), apart
+    return Edges(producers, users, reasons), apart
 
 
 def _grouped(users: Numbers, producers: Numbers) -> Apart:
@@ -146,7 +153,7 @@ class AccessWaits:
         equal = ordered & self._has_one_box(size)[storage] & ~gone[storage]
         yield from self._of_equal(equal)
         for one in self._of_equal((made_once & ~gone)[storage]):  # a use that the pool adds last
-            yield one._replace(order=np.full(len(one.user), LATE))
+            yield one._replace(order=np.broadcast_to(np.int32(LATE), len(one.pair)))
         others = np.nonzero(ordered & ~equal)[0].tolist()
         if others or waits.spills:
             yield self._of_boxes(others, waits)
@@ -201,10 +208,10 @@ class AccessWaits:
         operation = np.append(self.operation, [index for index, _, _ in waits.spills]).astype(np.int64)
         ends = np.array([0, *rows.ends], np.int64)
         counts = ends[1:] - ends[:-1]
-        return Found(
+        return Found.of(
             np.repeat(operation[numbers], counts),
             operation[np.array(rows.producers, np.int64)],
-            np.array(rows.reasons, np.int64),
+            np.array(rows.reasons, np.int8),
             np.repeat(np.where(numbers < count, 2 * numbers, 0), counts),
             np.array(rows.apart, np.bool_),
         )
