@@ -64,7 +64,7 @@ def run():
             rows.append(
                 (f"  its relative error to cuBLAS ({torch.cuda.get_device_name()})", f"{error:.1e}", "")
             )
-    return rows + attention(torch) + projections(torch) + experts(torch)
+    return rows + attention(torch) + attention(torch, keys=8) + projections(torch) + experts(torch)
 
 
 def projections(torch, tokens=4096, hidden=4096, inner=3584):
@@ -147,17 +147,18 @@ def experts(torch, tokens=4096, hidden=2048, inner=1024, count=8, chosen=2, bloc
     return [*rows, ("  its relative difference", f"{error:.1e}", ""), *where_time_goes(torch, own)]
 
 
-def attention(torch, heads=32, length=4096, width=128):
-    """attention_cte against PyTorch's own attention in float32 maths."""
+def attention(torch, heads=32, length=4096, width=128, keys=32):
+    """attention_cte against PyTorch's own attention in float32 maths; heads may share keys and values."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from nkilib.core.attention.attention_cte import attention_cte
 
-    shapes = ((length, width), (width, length), (length, width))
-    q, k, v = (torch.randn(heads, *shape, device="cuda").bfloat16() for shape in shapes)
+    shapes = ((heads, length, width), (keys, width, length), (keys, length, width))
+    q, k, v = (torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
+    all_k, all_v = (tensor.repeat_interleave(heads // keys, 0) for tensor in (k, v))
 
     def plain():
-        wide = q.float()[None], k.float().transpose(1, 2)[None], v.float()[None]
+        wide = q.float()[None], all_k.float().transpose(1, 2)[None], all_v.float()[None]
         with sdpa_kernel(SDPBackend.MATH):
             return torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True, scale=width**-0.5)[
                 0
@@ -166,12 +167,12 @@ def attention(torch, heads=32, length=4096, width=128):
     def own():
         return attention_cte(q, k, v, scale=width**-0.5)
 
-    keys = k.transpose(1, 2).contiguous()[None]
+    rows_of_k = all_k.transpose(1, 2).contiguous()[None]
 
     def flash():
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return torch.nn.functional.scaled_dot_product_attention(
-                q[None], keys, v[None], is_causal=True, scale=width**-0.5
+                q[None], rows_of_k, all_v[None], is_causal=True, scale=width**-0.5
             )
 
     wanted, bare, narrow = plain(), milliseconds(torch, plain), milliseconds(torch, flash)
@@ -181,7 +182,8 @@ def attention(torch, heads=32, length=4096, width=128):
     first = time.perf_counter() - begin
     assert found.is_cuda, "it went through the host"
     error = ((found.float() - wanted).norm() / wanted.norm()).item()
-    label = f"attention_cte {heads} heads, {length}, causal, bf16, warm / torch float32 ({bare:.1f} ms)"
+    sizes = f"{heads} heads, {keys} of keys, {length}"
+    label = f"attention_cte {sizes}, causal, bf16, warm / torch float32 ({bare:.1f} ms)"
     captured = settle(own)
     warm = milliseconds(torch, own)
     rows = [(label, f"{warm / bare:.2f}x", "0.9x")]
