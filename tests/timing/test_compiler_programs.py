@@ -32,7 +32,7 @@ def transformed(program, without=()):
     cores, changes = [], []
     for items in program.unrolled():
         numbers = SignatureNumbers()
-        found = Compilation(program.machine, numbers.listed(items), numbers)
+        found = Compilation(program.machine, numbers.listed(*zip(*items, strict=True)), numbers)
         changes.append(compiled(found, tuple(Part), without))
         cores.append(tuple(item.instruction for item in found.items))
     known = dict.fromkeys([*program.storages, *(s for items in cores for s in storages_of(items))])

@@ -66,7 +66,7 @@ STEPS = st.lists(
 
 
 def planned(program, as_written):
-    listed = SignatureNumbers().listed(program.unrolled()[0])
+    listed = SignatureNumbers().listed(program.cores[0], range(len(program)))
     found = AccessColumns(listed.instructions, program.columns, 0)
     plan = OperationPlan(program.machine, listed, found, as_written=as_written)
     plan.plan()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -52,13 +51,18 @@ class SignatureNumbers:
     def of(self, instruction: Instruction) -> int:
         return self._known.setdefault(instruction.key(), len(self._known))
 
-    def listed(self, items: Iterable[tuple[Instruction, int]], most: int | None = None) -> CoreInstructions:
-        """Return the instructions that hardware has, the first `most`."""
-        chosen = [*islice((item for item in items if not item[0].simulator_only), most)]
-        instructions = [instruction for instruction, _ in chosen]
+    def listed(
+        self, instructions: Sequence[Instruction], at: Sequence[int], most: int | None = None
+    ) -> CoreInstructions:
+        """Return the instructions that hardware has, the first `most`, given their positions."""
+        kinds: set[type[Instruction]] = {*map(type, instructions)}
+        if any(kind.simulator_only for kind in kinds):
+            chosen = [number for number, i in enumerate(instructions) if not i.simulator_only]
+            instructions, at = [instructions[n] for n in chosen], [at[n] for n in chosen]
+        instructions, at = instructions[:most], at[:most]
         keys = [*map(id, map(_ACCESS, instructions))]  # equal for instructions of one signature
         numbers = {key: self.of(one) for key, one in dict(zip(keys, instructions, strict=True)).items()}
-        return CoreInstructions(instructions, [at for _, at in chosen], [*map(numbers.__getitem__, keys)])
+        return CoreInstructions(instructions, at, [*map(numbers.__getitem__, keys)])
 
     def of_moved(self, signature: int, instruction: Instruction) -> int:
         """Return the number of an instruction that had this signature on another engine."""

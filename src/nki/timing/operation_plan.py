@@ -8,7 +8,6 @@ the same bytes give dependences (`waits`).
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -282,6 +281,7 @@ class Lookahead:
         # the tiles that are loaded, by their first readers, and one after the last
         readers, self.tiles = _first_readers(plan)
         self.readers = [*readers, len(self.moments)]
+        self.dues = as_array(np.searchsorted(self.load_reach, self.readers, "right"))  # when each is in reach
         self.next_reader = 0
         self.loads = self.reloads = 0  # positions up to which both have fetched
         self.due = 0  # where the next reader comes into reach: until then there is nothing to load
@@ -318,7 +318,7 @@ class Lookahead:
         readers, tiles, number = self.readers, self.tiles, self.next_reader
         while readers[number] < last and self.sbuf.load(position, tiles[number]):
             number += 1
-        self.next_reader, self.due = number, bisect_right(self.load_reach, readers[number])
+        self.next_reader, self.due = number, self.dues[number]
         return max(ahead, min(last, readers[number]))
 
 

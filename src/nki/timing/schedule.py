@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,10 +66,9 @@ def _core_plans(
 ) -> tuple[list[OperationPlan], list[list[int]]]:
     """Return the instructions of each core, to be planned; where there are edges, with their positions."""
     plans, places = [], []
-    unrolled = program.unrolled()[::-1]  # each is dropped when it was read, since it may be long
-    for core in range(len(unrolled)):
+    for core, (instructions, at) in enumerate(_run_order(program)):
         numbers = SignatureNumbers()
-        listed = numbers.listed(unrolled.pop(), most)
+        listed = numbers.listed(instructions, at, most)
         core_items = Compilation(program.machine, listed, numbers, _pinned(program, edges, core))
         if edit is not None:
             edit(core_items)
@@ -85,6 +85,16 @@ def _core_plans(
         plans.append(OperationPlan(program.machine, listed, found, core, blocks, changes, as_written))
         places.append([*listed.at] if edges else [])
     return plans, places
+
+
+def _run_order(program: Program) -> Iterator[tuple[Sequence[Any], Sequence[int]]]:
+    """Yield the instructions of each core in the order of a run, and their positions in the walk."""
+    if not program.loops:
+        for items in program.cores:
+            yield items, range(len(items))
+        return
+    for unrolled in program.unrolled():
+        yield [instruction for instruction, _ in unrolled], [at for _, at in unrolled]
 
 
 def _accesses(program: Program, core: int, compiled: Compilation) -> AccessColumns:
