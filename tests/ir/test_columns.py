@@ -112,14 +112,16 @@ def test_a_storage_that_the_program_does_not_list_has_a_number_too():
     assert found == [view.storage for item in program.walk() for view in item.views()]
 
 
-def test_products_that_go_on_are_never_missed():
+@pytest.mark.parametrize("few", (0, module.FEW))
+def test_products_that_go_on_are_never_missed(few, monkeypatch):
+    monkeypatch.setattr(module, "FEW", few)  # 0: columns are used for short programs, too
     decided = set()
     for seed in range(60):
         program = sums(seed)
         watch = PsumWatch({})
         for instruction in program.walk():
             watch(instruction)
-        may = _may_continue(program.cores[0], {})
+        may = _may_continue(program, 0, {})
         assert may or not watch.found
         decided.add((may, bool(watch.found)))
     assert decided == {(False, False), (True, False), (True, True)}

@@ -89,6 +89,7 @@ class Accesses:
         self.items = cast("Sequence[Instruction]", lowered.items[core])  # there is no loop
         self.kinds = cast("Sequence[Signature]", lowered.kinds[core])
         columns, known = lowered.columns.of(core), lowered.known(core)
+        self.known = known  # the signatures, by their numbers
         self.signature, self.storage = columns.signature, columns.storage
         self.views, self.first = columns.views, np.cumsum(columns.views) - columns.views  # of each item
         self.item, self.operand = columns.positions(), columns.operands()
@@ -233,8 +234,10 @@ class Candidate:
         a = self.accesses
         last: dict[str, int] = {}
         lanes: dict[str, int] = {}
-        for item, kind, unit in zip(a.items, a.kinds, self.unit_of.tolist(), strict=True):
-            for state in kind.states:
+        with_states = np.array([bool(kind.states) for kind in a.known])[a.signature]
+        for number in np.flatnonzero(with_states).tolist():
+            item, unit = a.items[number], int(self.unit_of[number])
+            for state in a.kinds[number].states:
                 which, begins = register_use(item, state)
                 count = lanes_of(item)
                 if begins is None or lanes.setdefault(which, count) != count:

@@ -6,14 +6,17 @@ Two products in one tile become a sum, without an error. `accumulate=True` says 
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from ..errors import Site
 from ..ir.boxes import Box, box
+from ..ir.columns import Columns
 from ..ir.instruction import Instruction, State
-from ..ir.items import Diagnostic, Item, Loop
+from ..ir.items import Diagnostic, Loop
 from ..ir.operand_access import OperandAccess
 from ..ir.program import Program
 from ..ir.storage import Storage
@@ -126,9 +129,9 @@ def continued_products(program: Program) -> list[Diagnostic]:
     if not any(storage.buffer is PSUM for storage in program.storages):
         return []
     found: dict[tuple, Diagnostic] = {}
-    for items in program.cores:
+    for core, items in enumerate(program.cores):
         watch = PsumWatch({})  # the program holds its tiles
-        if not _may_continue(items, watch.operands):
+        if not _may_continue(program, core, watch.operands):
             continue
         for instruction in walked(items, {}):
             known = watch.operands.get(id(instruction.access))
@@ -138,10 +141,12 @@ def continued_products(program: Program) -> list[Diagnostic]:
     return [*found.values()]
 
 
-def _may_continue(items: Sequence[Item], operands: dict[int, PsumOperands]) -> bool:
+def _may_continue(program: Program, core: int, operands: dict[int, PsumOperands]) -> bool:
     """Return False if all matmuls into a tile come before the first read of it, as in most kernels."""
+    if program.columns.pays(core) and (columns := program.columns.of(core)).is_fixed:
+        return _may_continue_by_columns(columns, len(program.columns.storages))
     read: set[Storage] = set()
-    for item in items:
+    for item in program.cores[core]:
         if isinstance(item, Loop):
             return True
         access = item.access
@@ -154,3 +159,18 @@ def _may_continue(items: Sequence[Item], operands: dict[int, PsumOperands]) -> b
         if writes and access.accumulates and any([getattr(item, name).storage in read for name in writes]):
             return True
     return False
+
+
+def _may_continue_by_columns(columns: Columns, storages: int) -> bool:
+    """Return the same for a core without loops."""
+    read, added = [], []  # of the views of an instruction of every signature
+    for sample in columns.samples:
+        access, reads, writes = PsumOperands.of(sample)
+        read += [name in reads for name in access.views]
+        added += [access.accumulates and name in writes for name in access.views]
+    positions, operands = columns.positions(), columns.operands()
+    reading = np.flatnonzero(np.array(read, np.bool_)[operands])[::-1]
+    adding = np.array(added, np.bool_)[operands]
+    first = np.full(storages, len(columns.signature))  # the first read of each storage
+    first[columns.storage[reading]] = positions[reading]
+    return bool((positions[adding] >= first[columns.storage[adding]]).any())

@@ -42,12 +42,12 @@ class Columns:
         self.signature = _fetched(order, keys)  # of each instruction
         places = {key: _places(sample) for key, sample in known.items()}
         asked = (places[key](instruction) for key, instruction in zip(keys, instructions, strict=True))
-        fixed = all(sample.access.fixed for sample in self.samples)
-        found = asked if fixed else [*asked]
+        self.is_fixed = all(sample.access.fixed for sample in self.samples)  # all views are known before
+        found = asked if self.is_fixed else [*asked]
         flat = [*chain.from_iterable(found)]
         self.storage = _fetched(numbers, flat[::2])  # of each view
         self.offset = np.fromiter(flat[1::2], np.int64, len(flat) // 2)
-        if fixed:
+        if self.is_fixed:
             self.views = np.array([len(s.access.views) for s in self.samples], np.int64)[self.signature]
         else:
             self.views = np.array([*map(len, found)], np.int64) // 2  # of each instruction
