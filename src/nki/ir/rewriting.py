@@ -24,13 +24,12 @@ def replace_storages(instruction: Instruction, storages: Mapping[Storage, Storag
 
 
 def replace_views(instruction: Instruction, change: Callable[[View], View]) -> Instruction:
-    """Return a copy with changed operands."""
+    """Return a copy with changed operands; its `access` is still that of the instruction."""
     new = copy(instruction)
     for name in instruction.operand_names:
         value = getattr(new, name)
         if isinstance(value, View):
             setattr(new, name, change(value))
-    new.access = OperandAccess.of(new)  # instructions that share it have one signature
     return new
 
 

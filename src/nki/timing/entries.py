@@ -75,5 +75,7 @@ class SignatureNumbers:
     def replaced(self, item: Entry, instruction: Instruction) -> Entry:
         """Return the entry of another instruction at the same position."""
         number = self.of(instruction)
-        instruction.access = self._accesses.setdefault(number, instruction.access)
+        if number not in self._accesses:
+            self._accesses[number] = OperandAccess.of(instruction)
+        instruction.access = self._accesses[number]  # instructions that share it have one signature
         return Entry(instruction, item.at, effects(instruction), number)
