@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from kernel_support import random
 from options.attention_block_reference import NONE, ROOM, ROW, STATIC, A, B, D, H, N, S, block
 from options.common import Option, check, each, on_both, refusals
@@ -234,7 +235,7 @@ REFUSED = [
         W_qkv=None,
         W_qkv__columns=random((H, COLUMNS + 1), BF16),
         bias_qkv=random((1, 3), BF16),
-        X_hidden_dim_actual=100,
+        X_hidden_dim_actual=H + 1,
         rmsnorm_X_gamma=GAMMA,
         quantization_type_qkv="ROW",
         quantization_type_qkv__none=None,
@@ -354,3 +355,9 @@ def test_an_index_without_an_update_is_reported() -> None:
         warnings.simplefilter("always")
         attention_block_tkg(**BASIC | {"kv_cache_update_idx": INDEX, "softmax_scale": 0.125})
     assert any("kv_cache_update_idx has no effect" in str(warning.message) for warning in shown)
+
+
+def test_a_number_of_columns_without_a_norm_is_reported() -> None:
+    with pytest.warns(UserWarning, match="X_hidden_dim_actual has no effect.*norm"):
+        out = attention_block_tkg(**BASIC | {"X_hidden_dim_actual": 100})[0]
+    np.testing.assert_allclose(out.astype(np.float64), block(**BASIC)[0], rtol=0, atol=0.05)

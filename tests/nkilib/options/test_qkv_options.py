@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from options.common import Option, check, each, on_both
 from options.qkv_cases import (
     BASIC,
@@ -77,6 +78,13 @@ def test_a_given_output_is_written() -> None:
         out = np.zeros((B, S, COLUMNS), np.float32)
         kernel(**BASIC, output_hbm=out)
         np.testing.assert_allclose(out, projection(BASIC)[0], atol=TOLERANCE * 4)
+
+
+def test_a_number_of_columns_without_a_norm_is_reported() -> None:
+    for kernel in (qkv, qkv_cte):
+        with pytest.warns(UserWarning, match="hidden_actual has no effect.*a norm"):
+            out = kernel(**BASIC, hidden_actual=100)
+        np.testing.assert_allclose(out.astype(np.float64), projection(BASIC)[0], atol=TOLERANCE * 4)
 
 
 # ---- decode by its own names ---------------------------------------------------------------------

@@ -32,6 +32,7 @@ from nkilib.core.utils.kernel_assert import (
     kernel_assert,
     refuse_without_effect,
     value_assert,
+    warn_without_effect,
 )
 from nkilib.core.utils.kernel_helpers import normalization_uses_weights
 from nkilib.core.utils.projection import FP8
@@ -155,7 +156,7 @@ def check_norm(p: QKVParameters) -> None:
     uses_gamma = "RMS_NORM and LAYER_NORM"
     refuse_without_effect(normalization_uses_weights(p.norm), uses_gamma, ((n.gamma, p.gamma),))
     refuse_without_effect(p.norm == NormType.LAYER_NORM, "LAYER_NORM", ((n.beta, p.beta),))
-    refuse_without_effect(p.norm != NormType.NO_NORM, "a norm", ((n.hidden_actual, p.hidden_actual),))
+    warn_without_effect(p.norm != NormType.NO_NORM, "a norm", ((n.hidden_actual, p.hidden_actual),))
 
 
 def check_vector(vector: Tensor, size: int, name: str) -> None:

@@ -76,11 +76,7 @@ def check_kinds(b: AttentionBlock) -> None:
 def check_companions(b: AttentionBlock) -> None:
     """Refuse arguments that this call would ignore, and those of which another one is missing."""
     i, c, m, o = b.input, b.caches, b.masks, b.output
-    refuse_without_effect(
-        i.norm.enabled,
-        "rmsnorm_X_enabled",
-        (("rmsnorm_X_gamma", i.norm.gamma), ("X_hidden_dim_actual", i.norm.hidden_actual)),
-    )
+    refuse_without_effect(i.norm.enabled, "rmsnorm_X_enabled", (("rmsnorm_X_gamma", i.norm.gamma),))
     check_head_norm(b.norm_before, "rmsnorm_QK_pre_rope", c.values.shape[-1])
     check_head_norm(b.norm_after, "rmsnorm_QK_post_rope", c.values.shape[-1])
     check_pair("cos", b.rotary.cos, "sin", b.rotary.sin)
