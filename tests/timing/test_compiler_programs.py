@@ -19,6 +19,7 @@ from nki.ir.effects import storages as storages_of
 from nki.timing.compiler.compilation import Compilation
 from nki.timing.compiler.stage import TRANSFORMATIONS, Part, compiled, described
 from nki.timing.entries import SignatureNumbers
+from nki.timing.hoisting import Hoisting
 from nki.timing.schedule import schedule
 from random_programs import outcome, rich_programs
 from support import target
@@ -290,6 +291,26 @@ def test_a_fill_that_is_overwritten_unread_is_left_out():
     other, (changes,) = transformed(program)
     assert changes["zeros"] == 1 and "memset" not in [i.public for i in other.walk()]
     np.testing.assert_array_equal(other.run(X), X)
+
+
+@nki.jit(platform_target="trn2")
+def counts(x):
+    out = nl.ndarray((8, 32), nl.float32, buffer=nl.shared_hbm)
+    for start in (0, 1):
+        count, total = tile((8, 16), nl.uint32), tile((8, 16))
+        nisa.iota(count, [[1, 16]], offset=start)
+        nisa.tensor_copy(total, count)
+        nisa.dma_copy(out[:, 16 * start : 16 * start + 16], total)
+    return out
+
+
+def test_numbers_in_the_place_of_registers_make_other_values():
+    program = counts.trace(X)
+    np.testing.assert_array_equal(transformed(program)[0].run(X), program.run(X))
+    hoisting = Hoisting()
+    numbers = SignatureNumbers()
+    hoisting(Compilation(program.machine, numbers.listed(program.cores[0], range(len(program))), numbers))
+    assert hoisting.again == []
 
 
 @settings(max_examples=40, **UNHURRIED)
