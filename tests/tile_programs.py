@@ -209,6 +209,24 @@ class ProgramBuilder:
         if result is not None:
             nisa.tensor_scalar(tile, tile, nl.maximum, total)
 
+    def mask(self):
+        """Keep what lies above a diagonal, or add the numbers of the columns; both begin anywhere."""
+        tile, first = self.float_tile(), self.chance.randrange(-F, F)
+        if self.chance.random() < 0.5:
+            nisa.affine_select(
+                tile,
+                pattern=[[1, F]],
+                offset=first,
+                channel_multiplier=-1,
+                on_true_tile=tile,
+                on_false_value=1.0,
+                cmp_op=nl.greater_equal,
+            )
+        else:
+            numbers = nl.ndarray((P, F), nl.int32)
+            nisa.iota(numbers, [[1, F]], first)
+            nisa.tensor_tensor(tile, tile, numbers, nl.minimum)
+
     def predicated(self):
         dst, src = self.any_tile(), self.any_tile()
         mask = nl.ndarray((P, F), nl.uint8)
@@ -303,6 +321,7 @@ SELDOM = (
         "clear",
         "limit",
         "activate",
+        "mask",
         "predicated",
         "as_bits",
     ),

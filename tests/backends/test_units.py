@@ -161,6 +161,53 @@ def test_units_in_threads_have_memory_of_their_own_for_tiles_that_are_not_tracke
     assert assert_agrees(program, [x], OPEN_NKI_THREADS="4") == "ran"
 
 
+@nki.jit
+def with_numbers(x, differ):
+    """Units that are equal but for one number, of the kind that `differ` names."""
+    out = nl.ndarray((UNITS * ROWS, WIDTH), nl.float32, buffer=nl.shared_hbm)
+    for unit in range(UNITS):
+        rows, data, found = slice(unit * ROWS, (unit + 1) * ROWS), tile(), tile()
+        nisa.dma_copy(data, x[rows])
+        if differ == "offset of iota":
+            columns = tile(dtype=nl.int32)
+            nisa.iota(columns, [[1, WIDTH]], offset=unit)
+            nisa.tensor_tensor(found, data, columns, nl.multiply)
+        elif differ == "offset of affine_select":
+            options = {"on_true_tile": data, "on_false_value": 0.5, "cmp_op": nl.greater_equal}
+            nisa.affine_select(found, pattern=[[1, WIDTH]], channel_multiplier=-1, offset=unit, **options)
+        else:
+            kind = np.float32 if differ == "sign of np.float32(0)" else float
+            zero = kind(-0.0 if unit % 2 else 0.0)
+            nisa.tensor_scalar(found, data, nl.multiply, zero)
+            if differ == "sign of a fill":
+                nisa.memset(found, zero)
+        nisa.dma_copy(out[rows], found)
+    return out
+
+
+@pytest.mark.parametrize("backend", ["fused", "torch"])
+@pytest.mark.parametrize(
+    "differ",
+    [
+        "offset of iota",
+        "offset of affine_select",
+        "sign of 0.0",
+        "sign of np.float32(0)",
+        "sign of a fill",
+    ],
+)
+def test_units_that_differ_in_a_number_are_not_equal(differ, backend):
+    if backend == "torch":
+        pytest.importorskip("torch")
+    x = np.tile(np.abs(numbers(ROWS, WIDTH)) + 1, (UNITS, 1))
+    program = with_numbers.trace(x, differ)
+    assert UNITS not in planned(program)
+    assert assert_agrees(program, [x], backend, exact=True) == "ran"
+    found = program.run(x)
+    changes = {found[row : row + ROWS].tobytes() for row in range(0, UNITS * ROWS, ROWS)}
+    assert len(changes) == (2 if "sign" in differ else UNITS)
+
+
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize(
     ("spoil", "units"),

@@ -266,11 +266,6 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         return not (self.lazy_output or self.partial or self.accumulates)
 
     @final
-    def register_values(self) -> tuple[Any, ...]:
-        """Return its operands that are registers, or numbers in their place: no part of its key."""
-        return tuple([getattr(self, name) for name in self.registers])
-
-    @final
     def views(self) -> list[View]:
         """Return all operand views, index tiles of indirect ones included."""
         found = []

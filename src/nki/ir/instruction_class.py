@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import numpy as np
+
 from .view import View
 
 READS = ("In", "InOut", "Operand", "OptionalIn")
@@ -84,13 +86,14 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
                     f"    if isinstance({field}, _View):",
                     f"        {taken}",
                 ]
-                sig = f"({sig}) if isinstance({field}, _View) else (type({field}), {field})"
+                sig = f"({sig}) if isinstance({field}, _View) else option_key({field})"
             parts.append(sig)
-        elif field in cls.registers:  # a run-time value: no check may depend on it
-            parts.append(f"type(self.{field})")
-        elif fields[field].startswith(("tuple", "Any")) or "Sequence" in fields[field]:
+        elif field in cls.registers:  # what a register holds is a run-time value; a number is an option
             given = f"self.{field}"
-            parts.append(f"{given} if {given} is None or {given} is _NONE else _typed({given})")
+            parts.append(f"type({given}) if getattr({given}, 'is_register', False) else option_key({given})")
+        elif any(word in fields[field] for word in ("tuple", "Any", "Number", "Sequence")):
+            given = f"self.{field}"
+            parts.append(f"{given} if {given} is None or {given} is _NONE else option_key({given})")
         else:
             parts.append(f"type(self.{field}), self.{field}")
     key = f"    return (type(self), {', '.join(parts)})"
@@ -107,15 +110,17 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
         "def operands(self):",
         f"    return ({''.join(f'self.{k}, ' for k in kinds)})",
     ]
-    scope: dict[str, Any] = {"_View": View, "_typed": _typed, "_NONE": ()}
+    scope: dict[str, Any] = {"_View": View, "option_key": option_key, "_NONE": ()}
     exec("\n".join(lines), scope)
     for method in _GENERATED:
         scope[method].__qualname__ = f"{cls.__qualname__}.{method}"
         setattr(cls, method, scope[method])
 
 
-def _typed(value: Hashable) -> Hashable:
-    """Return an option for a key: 1, 1.0 and True are different options, inside tuples too."""
+def option_key(value: Hashable) -> Hashable:
+    """Return an option for a key: 1, 1.0 and True differ, so do 0.0 and -0.0; in tuples too."""
     if value.__class__ is tuple:
-        return tuple([_typed(v) for v in value])  # type: ignore[attr-defined]
+        return tuple([option_key(v) for v in value])  # type: ignore[attr-defined]
+    if isinstance(value, (float, np.floating)) and value == 0:
+        return value.__class__, repr(value)
     return value.__class__, value

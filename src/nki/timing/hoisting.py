@@ -47,9 +47,7 @@ def _repeats(core: Compilation, loads_only: bool) -> dict[int, int]:
     found: dict[int, int] = {}
     for number, item in enumerate(core.items):
         if _makes_a_value(core, item, loads_only):
-            instruction = item.instruction
-            given = (item.signature, instruction.runs_on, instruction.register_values())
-            key = (*given, *map(value, item.done.reads))
+            key = (item.signature, item.instruction.runs_on, *map(value, item.done.reads))
             first = values[item.done.writes[0].storage] = known.setdefault(key, number)
             if first != number and item.done.reads:  # constants are cheap
                 found[number] = first

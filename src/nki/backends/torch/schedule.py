@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...ir.dependences import AccessLevels
+from ...ir.instruction_class import option_key
 from ...ir.storage import Storage
 from ...ir.view import View
 from ...machine.machine import Machine
@@ -228,7 +229,7 @@ def instruction_options(instruction: Any) -> tuple:
         if isinstance(value, View):
             found.append((tuple(value.shape), value.dtype))
         else:
-            found.append((value.__class__, value, str(value) if isinstance(value, float) else None))
+            found.append(option_key(value))
     return tuple(found)
 
 

@@ -47,8 +47,7 @@ def drop_repeats(core: Compilation) -> int:
         instruction, done = item.instruction, item.done
         if _is_pure(instruction, done, uses) and core.is_free(item):
             seen = tuple((now.get(v.storage, v.storage), versions[v.storage]) for v in done.reads)
-            given = (item.signature, instruction.runs_on, instruction.register_values(), seen)
-            holder = known.setdefault(given, done.writes[0].storage)
+            holder = known.setdefault((item.signature, instruction.runs_on, seen), done.writes[0].storage)
             if holder is not done.writes[0].storage:
                 now[done.writes[0].storage] = holder
                 continue
