@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import ml_dtypes
@@ -398,6 +399,43 @@ def test_the_fallback_without_a_custom_call(monkeypatch):
     monkeypatch.setattr(bridge, "_operator_new", broken)
     monkeypatch.setattr(bridge.mlir, "register_lowering", lambda *args, **kwargs: None)
     assert bridge.LOWERING == "custom call" and bridge._register() == "jax.pure_callback"
+
+
+@pytest.fixture
+def called_back():
+    """Inside jit, kernels run as they do on a processor that is no CPU."""
+    bridge.mlir.register_lowering(bridge.nki_call_p, bridge._lower_call_back, platform="cpu")
+    yield
+    bridge.mlir.register_lowering(bridge.nki_call_p, bridge._lower, platform="cpu")
+
+
+def test_without_a_custom_call_kernels_compute_draw_and_print_at_every_call(called_back, capsys):
+    @nki.jit
+    def draw(x):
+        bits = nl.ndarray((4, 8), nl.uint32)
+        nisa.rng(bits)
+        out = nl.ndarray((4, 8), nl.uint32, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, bits)
+        nl.device_print("bits are", bits)
+        return out
+
+    function = jax.jit(lambda x: (add(x, x), draw(x), draw(x)))
+    text = function.lower(numbers()).as_text()
+    assert text.count("python_cpu_callback") == 3 and bridge.TARGET not in text
+    results = [function(numbers()) for _ in range(2)]
+    drawn = {np.asarray(bits).tobytes() for _, *draws in results for bits in draws}
+    jax.effects_barrier()
+    assert len(drawn) == 4 and capsys.readouterr().out.count("bits are") == 4
+    assert all(same(total, 2 * numbers()) for total, *_ in results)
+
+
+def test_a_kernel_that_is_copied_to_the_host_inside_jit_says_so_once(monkeypatch):
+    monkeypatch.setattr(bridge, "_on_host", set())
+    monkeypatch.setattr(bridge.mlir, "lower_fun", lambda *args, **options: lambda *given, **params: "lowered")
+    on_gpu = SimpleNamespace(module_context=SimpleNamespace(platforms=("cuda",)))
+    with pytest.warns(nki.NkiWarning, match="add inside jax.jit runs on the CPU: what is on cuda") as caught:
+        assert [bridge._lower_call_back(on_gpu, kernel="add") for _ in range(2)] == ["lowered"] * 2
+    assert len(caught) == 1
 
 
 # ---- gradients -----------------------------------------------------------------------------------

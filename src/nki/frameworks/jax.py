@@ -36,6 +36,7 @@ try:
     import jax
     import jax.extend
     import jax.numpy as jnp
+    from jax.experimental import io_callback
     from jax.extend import source_info_util
     from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
@@ -218,6 +219,11 @@ def _varying(result: Any, operands: Sequence[Any]) -> Any:
     )
 
 
+def _has_effects(staged: Staged, world: int) -> bool:
+    """Whether every call counts, even one whose results nobody reads or that has equal operands."""
+    return staged.outline.draws_random or staged.outline.prints or world > 0
+
+
 def _lower(ctx: object, *operands: object, key: str, world: int, site: int, **params: object) -> Any:
     staged = programs.find(key)
     outline = staged.outline
@@ -227,7 +233,7 @@ def _lower(ctx: object, *operands: object, key: str, world: int, site: int, **pa
         TARGET,
         backend_config=backend_config(staged, key, world, site),
         api_version=3,
-        has_side_effect=outline.draws_random or outline.prints or world > 0,
+        has_side_effect=_has_effects(staged, world),
         operand_output_aliases=aliases,
     )
     return rule(ctx, *operands)
@@ -353,7 +359,8 @@ def _operator_new() -> Any:
 
 
 def _register() -> str:
-    """Make the custom call known to XLA; returns how kernels are called inside jit."""
+    """Make the custom call known to XLA; returns how kernels are called inside jit on a CPU."""
+    mlir.register_lowering(nki_call_p, _lower_call_back)
     try:
         _operator_new()
         address = ctypes.cast(_called_by_xla, ctypes.c_void_p).value
@@ -364,14 +371,30 @@ def _register() -> str:
         jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu", api_version=0)
         mlir.register_lowering(nki_call_p, _lower, platform="cpu")
     except (OSError, AttributeError, TypeError, ValueError):
-        mlir.register_lowering(nki_call_p, mlir.lower_fun(_call_back, multiple_results=True))
         return "jax.pure_callback"
     return "custom call"
 
 
-def _call_back(*operands: object, key: str, world: int = 0, site: int = 0, **params: object) -> Any:
+def _lower_call_back(ctx: Any, *operands: object, kernel: str, **params: object) -> Any:
     """The lowering where the custom call cannot be had: slower, and without its text in the HLO."""
-    target = _Target(programs.find(key), key, world, site)
+    (*platforms,) = ctx.module_context.platforms
+    if platforms != ["cpu"] and kernel not in _on_host:
+        _on_host.add(kernel)
+        emit_warning(
+            "device-copy",
+            f"{kernel} inside jax.jit runs on the CPU: what is on {', '.join(platforms)} is copied there, "
+            "and the results back; a call outside of jit runs on a GPU",
+            user_site(2),
+        )
+    return mlir.lower_fun(_call_back, multiple_results=True)(ctx, *operands, **params)
+
+
+_on_host: set[str] = set()  # kernels of which this was said
+
+
+def _call_back(*operands: object, key: str, world: int = 0, site: int = 0, **params: object) -> Any:
+    staged = programs.find(key)
+    target = _Target(staged, key, world, site)
     shapes = [jax.ShapeDtypeStruct(*spec) for spec in target.outputs]
     ranks = operands[target.rank_at :]
 
@@ -380,7 +403,7 @@ def _call_back(*operands: object, key: str, world: int = 0, site: int = 0, **par
         return target.run(arrays, int(np.asarray(values[-1])[0]) if world else 0)
 
     given = [*operands[: len(target.inputs)], *ranks]
-    return jax.pure_callback(run, shapes, *given, vmap_method="sequential")
+    return (io_callback if _has_effects(staged, world) else jax.pure_callback)(run, shapes, *given)
 
 
 LOWERING = _register()
