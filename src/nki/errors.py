@@ -120,6 +120,7 @@ _BETWEEN = {
     "contextlib",
     "copy",
     "functools",
+    "jax",
     "numpy",
     "threading",
     "torch",
