@@ -294,15 +294,18 @@ def test_two_cores_in_jit():
         assert same(jax.jit(lambda x: add[2](x, x))(numbers()), 2 * numbers())
 
 
-def test_random_kernels_draw_anew_at_every_call():
-    @nki.jit
-    def draw(x):
-        bits = nl.ndarray((4, 8), nl.uint32)
-        nisa.rng(bits)
-        out = nl.ndarray((4, 8), nl.uint32, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, bits)
-        return out
+@nki.jit
+def draw(x, shows=False):
+    bits = nl.ndarray((4, 8), nl.uint32)
+    nisa.rng(bits)
+    out = nl.ndarray((4, 8), nl.uint32, buffer=nl.shared_hbm)
+    nisa.dma_copy(out, bits)
+    if shows:
+        nl.device_print("bits are", bits)
+    return out
 
+
+def test_random_kernels_draw_anew_at_every_call():
     function = jax.jit(lambda x: draw(x))
     assert not same(function(numbers()), function(numbers()))
     assert "custom_call_has_side_effect=true" in hlo(draw, numbers())
@@ -410,16 +413,7 @@ def called_back():
 
 
 def test_without_a_custom_call_kernels_compute_draw_and_print_at_every_call(called_back, capsys):
-    @nki.jit
-    def draw(x):
-        bits = nl.ndarray((4, 8), nl.uint32)
-        nisa.rng(bits)
-        out = nl.ndarray((4, 8), nl.uint32, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, bits)
-        nl.device_print("bits are", bits)
-        return out
-
-    function = jax.jit(lambda x: (add(x, x), draw(x), draw(x)))
+    function = jax.jit(lambda x: (add(x, x), draw(x, True), draw(x, True)))
     text = function.lower(numbers()).as_text()
     assert text.count("python_cpu_callback") == 3 and bridge.TARGET not in text
     results = [function(numbers()) for _ in range(2)]

@@ -110,7 +110,8 @@ class Accesses:
         """Return the numbers of the views of rows of items; all rows have equal signatures."""
         counts = self.views[rows[0]]
         begins = np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(self.first[rows], counts, axis=1) + np.arange(len(begins)) - begins  # type: ignore[no-any-return]
+        found: Numbers = np.repeat(self.first[rows], counts, axis=1) + np.arange(len(begins)) - begins
+        return found
 
     def candidates(self) -> list[int]:
         """Return likely numbers of units: those of which most tiles have as many alike."""

@@ -220,7 +220,7 @@ def _varying(result: Any, operands: Sequence[Any]) -> Any:
 
 
 def _has_effects(staged: Staged, world: int) -> bool:
-    """Whether every call counts, even one whose results nobody reads or that has equal operands."""
+    """Return whether a kernel has side effects, so that XLA must neither drop nor merge its calls."""
     return staged.outline.draws_random or staged.outline.prints or world > 0
 
 
@@ -377,7 +377,7 @@ def _register() -> str:
 
 def _lower_call_back(ctx: Any, *operands: object, kernel: str, **params: object) -> Any:
     """The lowering where the custom call cannot be had: slower, and without its text in the HLO."""
-    (*platforms,) = ctx.module_context.platforms
+    platforms = [*ctx.module_context.platforms]
     if platforms != ["cpu"] and kernel not in _on_host:
         _on_host.add(kernel)
         emit_warning(
@@ -393,6 +393,7 @@ _on_host: set[str] = set()  # kernels of which this was said
 
 
 def _call_back(*operands: object, key: str, world: int = 0, site: int = 0, **params: object) -> Any:
+    """Call a kernel on the host with copies of its operands."""
     staged = programs.find(key)
     target = _Target(staged, key, world, site)
     shapes = [jax.ShapeDtypeStruct(*spec) for spec in target.outputs]

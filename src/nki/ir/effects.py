@@ -81,7 +81,7 @@ def effects(instruction: Instruction) -> Effects:
             if view.indirection is not None:
                 return _effects(instruction)
         added: tuple[View, ...] = ()
-        if instruction.accumulates and instruction.adds_to_dst():  # type: ignore[attr-defined]
+        if instruction.accumulates and instruction.adds_to_dst():
             added, made = made[:1], made[1:]
         return tuple.__new__(Effects, (given, made, added, (), (), instruction.touches()))
     return _effects(instruction)
@@ -97,7 +97,7 @@ def _effects(instruction: Instruction) -> Effects:
         reads += _touched(instruction, i, operands[i])
     for i in instruction.write_at:
         views = _touched(instruction, i, operands[i])
-        adds = i == 0 and instruction.accumulates and instruction.adds_to_dst()  # type: ignore[attr-defined]
+        adds = i == 0 and instruction.accumulates and instruction.adds_to_dst()
         (added if adds else writes).extend(views)
     read: list[Any] = []
     written: list[Any] = []

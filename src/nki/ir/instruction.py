@@ -245,6 +245,10 @@ class Instruction(NkiInstruction, metaclass=InstructionType):
         """Return the point at which the core that issues it waits for the other one, whatever it costs."""
         return self.rendezvous()
 
+    if TYPE_CHECKING:  # instructions that accumulate have it: see MatmulInstruction
+
+        def adds_to_dst(self) -> bool: ...
+
     # ---- not to be overridden --------------------------------------------------------------------
 
     if TYPE_CHECKING:  # generated from the annotations

@@ -117,10 +117,10 @@ def _generate(cls: Any, fields: dict[str, str], kinds: dict[str, str]) -> None:
         setattr(cls, method, scope[method])
 
 
-def option_key(value: Hashable) -> Hashable:
+def option_key(value: Any) -> Hashable:
     """Return an option for a key: 1, 1.0 and True differ, so do 0.0 and -0.0; in tuples too."""
     if value.__class__ is tuple:
-        return tuple([option_key(v) for v in value])  # type: ignore[attr-defined]
+        return tuple([option_key(v) for v in value])
     if isinstance(value, (float, np.floating)) and value == 0:
         return value.__class__, repr(value)
     return value.__class__, value

@@ -66,7 +66,7 @@ class AccessColumns:
         places = {name: place for place, name in enumerate(sample.access.views)}
         read = [names[i] for i in sample.read_at if names[i] in places]
         written = [names[i] for i in sample.write_at if names[i] in places]
-        if sample.accumulates and sample.adds_to_dst():  # type: ignore[attr-defined]
+        if sample.accumulates and sample.adds_to_dst():
             written = written[1:] + written[:1]
         return [
             self._access(places[name], getattr(sample, name), is_write)
